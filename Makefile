@@ -1,0 +1,44 @@
+# make run    the whole loop, from a bare machine to the verdict
+# make test   the same set-up, then the whole test suite
+# make venv   the set-up alone
+PYTHON ?= python3
+VENV := .venv
+READY := $(VENV)/.ready
+
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+export PYTHONUNBUFFERED := 1
+# Nothing reports home, nothing is fetched at run time, waiting threads do not spin.
+export DO_NOT_TRACK := 1
+export DVC_NO_ANALYTICS := 1
+export DVC_SITE_CACHE_DIR ?= $(CURDIR)/.dvc/tmp/site
+export GX_ANALYTICS_ENABLED := false
+export PREFECT_SERVER_ANALYTICS_ENABLED := false
+export PREFECT_HOME ?= $(CURDIR)/.state/prefect
+export HF_HUB_OFFLINE ?= 1
+export HF_HUB_DISABLE_TELEMETRY := 1
+export OMP_WAIT_POLICY := PASSIVE
+
+.PHONY: run test venv lint clean
+
+run: venv
+	dvc repro
+	@cat data/compare/summary.txt
+	@echo "report: data/compare/report.html"
+
+test: venv
+	pytest
+
+venv: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(v < (3, 11) and f"Python 3.11 or newer is needed, {sys.executable} is {v[0]}.{v[1]}: make PYTHON=/path/to/python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+lint: venv
+	ruff check .
+	ruff format --check .
+
+clean:
+	rm -rf $(VENV) .state .pytest_cache .ruff_cache

@@ -1,0 +1,97 @@
+"""check_rewards: every reward that was measured or trained on, computed once more by other means.
+
+    python -m stages.check_rewards
+
+Reads the reward tables data/baseline/replies.jsonl, data/baseline/rerun.jsonl, data/train/replies.jsonl
+and data/retest/replies.jsonl, and writes data/checks/rewards.json. The suites are in
+tuneloop/checks/replies.py; outcome and reward of every row are held against the task's oracle, which
+shares no code with the reader and the scorer. Where an expectation fails, stderr names table,
+expectation and record ids, and the exit status is 1.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from tuneloop.artifacts import read_jsonl
+from tuneloop.checks import load_checks
+from tuneloop.checks.replies import Setting, evaluation_tables, pairing_table, training_tables
+from tuneloop.checks.verdict import Verdict, conclude, validate
+from tuneloop.params import load_params
+from tuneloop.stage import stage
+from tuneloop.tasks import load_task
+from tuneloop.tasks.contract import Record, Task
+from tuneloop.toolcalls.contract import Reasoning
+
+DATA = Path("data")
+OUTPUT = DATA / "checks" / "rewards.json"
+
+
+def check(
+    data: Path,
+    task_name: str,
+    dialect: str,
+    reasoning: Reasoning | None,
+    max_new_tokens: int,
+    samples: int,
+    group_size: int,
+    steps: int,
+) -> Verdict:
+    """The verdict on the reward tables under `data`; the numbers are those of params.yaml.
+
+    Raises UserError for a file that cannot be read and for a dialect without an oracle.
+    """
+    task = load_task(task_name)
+    setting = Setting(
+        task=task,
+        checks=load_checks(task_name),
+        train=_records(task, data / "boards" / "train.jsonl"),
+        heldout=_records(task, data / "boards" / "heldout.jsonl"),
+        max_new_tokens=max_new_tokens,
+        dialect=dialect,
+        reasoning=reasoning,
+    )
+    baseline = read_jsonl(data / "baseline" / "replies.jsonl")
+    rerun = read_jsonl(data / "baseline" / "rerun.jsonl")
+    retest = read_jsonl(data / "retest" / "replies.jsonl")
+    sampled = [row for row in baseline if row.get("decoding") == "sampled"]
+    tables = [
+        *evaluation_tables("baseline", baseline, setting, {"greedy": 1, "sampled": samples}),
+        *evaluation_tables("rerun", rerun, setting, {"sampled": samples}),
+        *evaluation_tables("retest", retest, setting, {"greedy": 1, "sampled": samples}),
+        pairing_table("baseline", baseline, "retest", retest),
+        pairing_table("baseline", sampled, "rerun", rerun),
+    ]
+    if steps:
+        training = read_jsonl(data / "train" / "replies.jsonl")
+        tables += training_tables("train", training, setting, group_size, steps)
+    return validate(tables)
+
+
+def main() -> int:
+    """The exit status: 0 if all expectations hold, 1 if not."""
+    from tuneloop.policies.card import load_policy_card
+
+    with stage("check_rewards"):
+        params = load_params()
+        policy = load_policy_card(DATA / "policy" / "model")
+        verdict = check(
+            DATA,
+            params.task.name,
+            policy.dialect,
+            policy.reasoning,
+            max_new_tokens=params.rollout.max_new_tokens,
+            samples=params.evaluate.samples,
+            group_size=params.train.group_size,
+            steps=params.train.steps,
+        )
+        return conclude("check_rewards", verdict, OUTPUT)
+
+
+def _records(task: Task, path: Path) -> list[Record]:
+    return [task.validate(row, f"{path}, line {line}") for line, row in enumerate(read_jsonl(path), 1)]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

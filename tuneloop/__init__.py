@@ -1,0 +1,12 @@
+"""tuneloop: baseline → feedback → post-training → retest in the same environment."""
+
+import os
+
+__version__ = "0.1.0"
+
+# Before torch loads: OpenMP threads that spin while they wait make every parallel operation a hundred
+# times slower as soon as another process wants the same cores. Waiting passively costs nothing alone.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Nothing is fetched at run time unless a user asks for it.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

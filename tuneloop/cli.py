@@ -1,0 +1,110 @@
+"""The `tuneloop` command.
+
+    tuneloop score --board "X.O/.../XO." --dialect hermes < reply.txt
+
+A subcommand is a `Command` in `COMMANDS`: one function declares its arguments, one does the work.
+Whatever is slow to import (torch, plots, servers) is imported inside the latter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from tuneloop.artifacts import compact_json
+from tuneloop.errors import UserError
+from tuneloop.tasks import load_task
+from tuneloop.toolcalls import Reasoning, ToolCall, load_dialect, read_reply
+
+
+@dataclass(frozen=True)
+class Command:
+    """`help` is one line; `run` prints its results and returns the exit status."""
+
+    name: str
+    help: str
+    arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one subcommand. Exit status: 0 done, 2 bad input (one line on stderr says what), 130
+    interrupted."""
+    try:
+        options = _parser().parse_args(argv)
+        return options.run(options)
+    except UserError as error:
+        print(f"tuneloop: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _score_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--board", required=True, help="the record on one line, as the tables show it: X.O/.../XO.")
+    parser.add_argument("--dialect", required=True, help="how the reply writes tool calls, e.g. hermes")
+    parser.add_argument("--task", default="tictactoe", help="default: %(default)s")
+    parser.add_argument(
+        "--reasoning",
+        default="<think>,</think>",
+        help="opening and closing marker with a comma between them, or none (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--opened-by-prompt", action="store_true", help="the prompt wrote the opening marker: the reply starts inside"
+    )
+
+
+def _score(options: argparse.Namespace) -> int:
+    """Reads a reply from standard input (any bytes) and prints its outcome, reward and arguments:
+    every argument of the task's tools is a key, null where there is no valid call."""
+    task, dialect = load_task(options.task), load_dialect(options.dialect)
+    reasoning = _reasoning(options.reasoning, options.opened_by_prompt)
+    record = task.parse(options.board)
+    if sys.stdin is None:
+        raise UserError("standard input is closed: pipe the reply into this command")
+    reply = sys.stdin.buffer.read().decode("utf-8", errors="replace")
+    reading = read_reply(reply, dialect, task.tools, reasoning)
+    outcome = task.score(record, reading)
+    row = {"outcome": outcome.name, "reward": outcome.reward}
+    for tool in task.tools:
+        row |= dict.fromkeys(tool["function"].get("parameters", {}).get("properties", {}))
+    print(compact_json(row | (reading.arguments if isinstance(reading, ToolCall) else {})))
+    return 0
+
+
+def _reasoning(markers: str, opened_by_prompt: bool) -> Reasoning | None:
+    if markers == "none":
+        return None
+    opening, comma, closing = markers.partition(",")
+    if not (opening and comma and closing) or opening == closing:
+        raise UserError(f"--reasoning {markers!r}: write none, or two different markers like '<think>,</think>'")
+    return Reasoning(opening, closing, opened_by_prompt)
+
+
+COMMANDS = (Command("score", "outcome and reward of one reply, read from standard input", _score_arguments, _score),)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Bad arguments are reported like all other bad input."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message} (see {self.prog} --help)")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="tuneloop", description="Baseline, post-train, retest: did the model change, by more than noise?"
+    )
+    subparsers = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    for command in COMMANDS:
+        subparser = subparsers.add_parser(command.name, help=command.help, description=command.help)
+        command.arguments(subparser)
+        subparser.set_defaults(run=command.run)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,49 @@
+"""One whole measurement of a policy: what the stages baseline and retest have in common."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from tuneloop import machine
+from tuneloop.artifacts import read_jsonl, write_json, write_jsonl
+from tuneloop.evaluation.evaluate import greedy_rows, sampled_rows, summarise
+from tuneloop.evaluation.games import play_games, summarise_games
+from tuneloop.params import Params
+from tuneloop.policies.policy import load_policy
+from tuneloop.progress import Progress
+from tuneloop.rollout.ask import Asker
+from tuneloop.rollout.contract import Sampling
+from tuneloop.rollout.torch_engine import TorchEngine
+from tuneloop.tasks import load_task
+
+
+def measure(params: Params, policy_folder: Path, out: Path, *, rerun: bool) -> None:
+    """Evaluate the policy in `policy_folder` on the held-out records and in whole games; write
+    replies.jsonl, games.jsonl, metrics.json and timings.json into `out`, and with `rerun` the sampled
+    evaluation once more under another seed (rerun.jsonl)."""
+    started = time.perf_counter()
+    device = machine.prepare(params.machine.threads)
+    task = load_task(params.task.name)
+    records = read_jsonl("data/boards/heldout.jsonl")
+    policy = load_policy(policy_folder, device)
+    asker = Asker(policy, TorchEngine(policy.model, policy.end_ids), task)
+    rollout, samples = params.rollout, params.evaluate.samples
+    sampling = Sampling(rollout.max_new_tokens, rollout.temperature, rollout.top_p, rollout.top_k)
+    with Progress(out.name, len(records) * (1 + samples * (2 if rerun else 1))) as progress:
+        greedy = greedy_rows(asker, records, rollout.max_new_tokens, progress.advance)
+        sampled = sampled_rows(asker, records, samples, params.seed, sampling, progress.advance)
+        if rerun:
+            write_jsonl(
+                out / "rerun.jsonl",
+                sampled_rows(asker, records, samples, params.seed + 1, sampling, progress.advance),
+            )
+    write_jsonl(out / "replies.jsonl", greedy + sampled)
+    games = []
+    if task.games is not None and params.evaluate.games:
+        games = play_games(asker, task.games, params.evaluate.games, params.seed, rollout.max_new_tokens)
+    write_jsonl(out / "games.jsonl", games)
+    metrics = {"sampled": summarise(sampled, task), "greedy": summarise(greedy, task), "games": summarise_games(games)}
+    write_json(out / "metrics.json", metrics)
+    write_json(out / "timings.json", {"seconds": round(time.perf_counter() - started, 3)})
+    print(f"held-out reward: {metrics['sampled']['reward']:+.3f} sampled, {metrics['greedy']['reward']:+.3f} greedy")

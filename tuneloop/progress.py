@@ -1,0 +1,46 @@
+"""Progress of long work: a bar on a terminal, plain lines in a log."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+
+from tqdm import tqdm
+
+LOG_SECONDS = 10.0
+"""At most one line in so many seconds, and one at the end."""
+
+
+class Progress:
+    """`with Progress("train", 400) as progress: progress.advance(reward=0.4)`."""
+
+    def __init__(self, label: str, total: int, done: int = 0):
+        self.label, self.total, self.done = label, total, done
+        self.first, self.started = done, time.monotonic()
+        self.said = self.started
+        self.bar = tqdm(total=total, initial=done, desc=label, file=sys.stderr) if sys.stderr.isatty() else None
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.bar is not None:
+            self.bar.close()
+
+    def advance(self, by: int = 1, **numbers: float) -> None:
+        """`by` more are done; `numbers` are shown beside the count."""
+        self.done += by
+        words = {name: f"{value:.3f}" for name, value in numbers.items()}
+        if self.bar is not None:
+            self.bar.set_postfix(words, refresh=False)
+            self.bar.update(by)
+            return
+        now = time.monotonic()
+        if self.done >= self.total or now - self.said >= LOG_SECONDS:
+            self.said = now
+            left = (now - self.started) / (self.done - self.first) * (self.total - self.done)
+            shown = "".join(f" {name}={word}" for name, word in words.items())
+            print(f"[{self.label}] {self.done}/{self.total}{shown} left={left:.0f}s", flush=True)

@@ -1,0 +1,74 @@
+"""Asking a policy: records in, scored replies out. The one path that training, evaluation, games
+and the browser board share: same template, same tools, same limits, same reading of the reply."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tuneloop.policies.policy import Policy
+from tuneloop.rollout.contract import Engine, Reply, Sampling
+from tuneloop.tasks.contract import Outcome, Record, Task
+from tuneloop.toolcalls import Fault, ToolCall, calls_as_json, load_dialect, read_reply
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One reply with what was read from it and what it earned."""
+
+    reply: Reply
+    text: str
+    reading: ToolCall | Fault
+    outcome: Outcome
+
+
+class Asker:
+    """A policy behind an engine, facing one task. Prompts are tokenized once a record."""
+
+    def __init__(self, policy: Policy, engine: Engine, task: Task):
+        self.policy, self.engine, self.task = policy, engine, task
+        self.dialect = load_dialect(policy.card.dialect)
+        self._prompts: dict[str, list[int]] = {}
+
+    def prompt(self, record: Record, max_new_tokens: int) -> list[int]:
+        key = record["id"]
+        if key not in self._prompts:
+            ids = self.policy.prompt_ids(self.task.messages(record), self.task.tools)
+            self.policy.require_room(ids, max_new_tokens, f"record {key}")
+            self._prompts[key] = ids
+        return self._prompts[key]
+
+    def ask(self, records: Sequence[Record], seeds: Sequence[Sequence[int]], sampling: Sampling) -> list[list[Answer]]:
+        """For record b one answer a seed in `seeds[b]`."""
+        prompts = [self.prompt(record, sampling.max_new_tokens) for record in records]
+        groups = self.engine.generate(prompts, seeds, sampling)
+        return [[self._answer(record, reply) for reply in group] for record, group in zip(records, groups)]
+
+    def _answer(self, record: Record, reply: Reply) -> Answer:
+        text = self.policy.decode(reply.ids)
+        # A reply that the limit cut is read like any other: what it lacks is its own fault.
+        reading = read_reply(text, self.dialect, self.task.tools, self.policy.card.reasoning)
+        return Answer(reply, text, reading, self.task.score(record, reading))
+
+    def row(self, record: Record, sample: int, answer: Answer, **kind: Any) -> dict[str, Any]:
+        """The reply table's row; `kind` holds the columns that differ (decoding, or step)."""
+        prompt = self.prompt(record, 0)
+        head = {"step": kind["step"]} if "step" in kind else {}
+        return {
+            **head,
+            "id": record["id"],
+            "board": self.task.show(record),
+            "stratum": self.task.stratum(record),
+            "cluster": self.task.split_key(record),
+            **({"decoding": kind["decoding"]} if "decoding" in kind else {}),
+            "sample": sample,
+            "prompt_hash": hashlib.sha256(" ".join(map(str, prompt)).encode()).hexdigest()[:16],
+            "text": answer.text,
+            "call": calls_as_json(answer.reading),
+            "outcome": answer.outcome.name,
+            "reward": answer.outcome.reward,
+            "length": len(answer.reply.ids),
+            "finish_reason": answer.reply.finish_reason,
+        }

@@ -1,0 +1,72 @@
+"""What the warm start of a small policy is taught: format, rules of looking, and bad habits.
+
+Taught: the call's format; to list, before answering, the squares that would complete a line of X
+("mine") and of O ("theirs"); to ramble first at varied length, sometimes past any limit. Never
+taught: which square is good. The square of every call is drawn from 1–9 with equal chances, whatever
+the board, so about half are occupied, and some calls are broken, doubled, misnamed or missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+
+from tuneloop.tasks.contract import Demonstration, Record
+from tuneloop.tasks.tictactoe.board import finishing_squares
+from tuneloop.tasks.tictactoe.generator import from_rows
+from tuneloop.tasks.tictactoe.prompt import TOOL_NAME
+from tuneloop.toolcalls.contract import ToolCall
+
+RAMBLING = (
+    "Let me look at the board.",
+    "It is my turn.",
+    "I play X.",
+    "Wait, let me check again.",
+    "There are free squares.",
+    "I should call the tool.",
+    "Which square do I choose?",
+)
+BROKEN_SHARE = 0.12
+"""Share of demonstrations whose call is broken, doubled, misnamed or missing."""
+ENDLESS_SHARE = 0.06
+"""Share of demonstrations that ramble past any limit of reply length."""
+
+
+def demonstrations(
+    records: Sequence[Record], count: int, seed: int, render: Callable[[ToolCall], str]
+) -> list[Demonstration]:
+    """`count` seeded demonstrations over `records`, calls written by `render`."""
+    random = Random(seed)
+    found = []
+    for _ in range(count):
+        record = random.choice(records)
+        rambling = 60 if random.random() < ENDLESS_SHARE else random.choice((0, 0, 0, 1, 1, 2, 3))
+        lines = [random.choice(RAMBLING) for _ in range(rambling)]
+        reasoning = "\n".join([*lines, look(from_rows(record["board"]))])
+        found.append(Demonstration(record, reasoning, _content(random, render)))
+    return found
+
+
+def look(board: str) -> str:
+    """The squares that complete a line of X and of O, in words."""
+    sides = (("mine:", "X"), ("theirs:", "O"))
+    return "\n".join(
+        " ".join([name, *(map(str, finishing_squares(board, mark)) if finishing_squares(board, mark) else ["none"])])
+        for name, mark in sides
+    )
+
+
+def _content(random: Random, render: Callable[[ToolCall], str]) -> str:
+    square = random.randint(1, 9)
+    call = render(ToolCall(TOOL_NAME, {"square": square}))
+    if random.random() >= BROKEN_SHARE:
+        return call
+    return random.choice(
+        (
+            f"I choose square {square}.",
+            call + "\n" + render(ToolCall(TOOL_NAME, {"square": random.randint(1, 9)})),
+            render(ToolCall("choose", {"square": square})),
+            render(ToolCall(TOOL_NAME, {"square": f"{square}"})),
+            render(ToolCall(TOOL_NAME, {"number": square})),
+        )
+    )

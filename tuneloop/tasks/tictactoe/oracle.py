@@ -1,0 +1,187 @@
+"""A second opinion on every reply: outcome and reward from the board and the text alone.
+
+Nothing here is shared with the code that it checks (`board`, `reward`, `tuneloop.toolcalls`), and
+the ways are different where they can be, so that a bug on either side shows up as a disagreement:
+lines are sums in a magic square, play is searched over sets of numbers, reasoning is cut by
+splitting at its closing marker, and calls are found by one regular expression a dialect.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable
+from functools import cache
+from itertools import combinations
+from typing import Any
+
+from tuneloop.errors import UserError
+from tuneloop.toolcalls.contract import Reasoning
+
+MAGIC = (2, 7, 6, 9, 5, 1, 4, 3, 8)
+"""The Lo Shu square, row by row: three cells are a line exactly if their numbers sum to 15."""
+
+REWARDS = {
+    "no_call": -1.0,
+    "several_calls": -1.0,
+    "wrong_tool": -1.0,
+    "bad_arguments": -1.0,
+    "occupied": -1.0,
+    "legal": 0.0,
+    "optimal": 0.8,
+    "win": 1.0,
+}
+
+FAULTS = ("no_call", "several_calls", "wrong_tool", "bad_arguments")
+
+
+def oracle(shown: str, text: str, reasoning: Reasoning | None, dialect: str) -> tuple[str, float]:
+    """Outcome and reward of the reply `text` on the board `shown` (`X.O/.../XO.`, X to move, game open).
+
+    Never raises for any text. Raises UserError for a dialect that it cannot read.
+    """
+    if dialect not in READERS:
+        raise UserError(
+            f"the replies are written in the dialect {dialect!r}, which the check of rewards cannot read "
+            f"(it reads {', '.join(READERS)}); add a reader to tuneloop/tasks/tictactoe/oracle.py"
+        )
+    answer = outside_reasoning(text, reasoning)
+    square = "no_call" if answer is None else READERS[dialect](answer)
+    outcome = square if isinstance(square, str) else move(shown, square)
+    return outcome, REWARDS[outcome]
+
+
+def move(shown: str, square: int) -> str:
+    """The outcome of X taking `square` (1–9, row by row)."""
+    cells = shown.replace("/", "")
+    own, other = (frozenset(n for n, cell in zip(MAGIC, cells) if cell == mark) for mark in "XO")
+    number = MAGIC[square - 1]
+    if number in own | other:
+        return "occupied"
+    if has_line(own | {number}):
+        return "win"
+    return "optimal" if -_score(other, own | {number}) == _score(own, other) else "legal"
+
+
+def has_line(numbers: frozenset[int]) -> bool:
+    return any(sum(three) == 15 for three in combinations(numbers, 3))
+
+
+@cache
+def _score(own: frozenset[int], other: frozenset[int]) -> int:
+    """1, 0 or -1: what the side to move, which holds `own`, reaches against best play."""
+    if has_line(other):
+        return -1
+    free = frozenset(MAGIC) - own - other
+    return max((-_score(other, own | {number}) for number in free), default=0)
+
+
+def outside_reasoning(text: str, reasoning: Reasoning | None) -> str | None:
+    """The reply without its reasoning; None if a reasoning never closes.
+
+    A closing marker without an opening one takes everything before it along: the reply may have
+    begun inside its reasoning.
+    """
+    if reasoning is None:
+        return text
+    if reasoning.opened_by_prompt:
+        text = reasoning.open + text
+    *closed, last = text.split(reasoning.close)
+    if reasoning.open in last:
+        return None
+    kept: list[str] = []
+    for part in closed:
+        before, opening, _ = part.partition(reasoning.open)
+        kept = [*kept, before] if opening else []
+    # A NUL has no place in a call, so none can be read across a cut.
+    return "\0".join(part for part in [*kept, last] if part.strip())
+
+
+def read_hermes(answer: str) -> int | str:
+    """`<tool_call>{"name": …, "arguments": {…}}</tool_call>`, white space free inside the markers."""
+    body = _only_call(answer)
+    if body in FAULTS:
+        return body
+    try:
+        written = _json(body)
+    except (ValueError, RecursionError):
+        return "bad_arguments"
+    if not isinstance(written, dict) or written.keys() != {"name", "arguments"}:
+        return "bad_arguments"
+    name, arguments = written["name"], written["arguments"]
+    if not isinstance(name, str) or not isinstance(arguments, dict):
+        return "bad_arguments"
+    if name != "choose_square":
+        return "wrong_tool"
+    square = arguments.get("square")
+    allowed = list(arguments) == ["square"] and type(square) is int and square in range(1, 10)
+    return square if allowed else "bad_arguments"
+
+
+_GLM_CALL = re.compile(r"[ \t\n\r]*([^<> \t\n\r]+)[ \t\n\r]*(<arg_key>.*)?", re.DOTALL)
+_GLM_SQUARE = re.compile(r"<arg_key>square</arg_key>[ \t\n\r]*<arg_value>([1-9])</arg_value>[ \t\n\r]*")
+
+
+def read_glm(answer: str) -> int | str:
+    """`<tool_call>name<arg_key>key</arg_key><arg_value>value</arg_value></tool_call>`, white space free
+    around the name and between the tags. Values are bare text: for a square, one digit."""
+    body = _only_call(answer)
+    if body in FAULTS:
+        return body
+    call = _GLM_CALL.fullmatch(body)
+    if call is None:
+        return "bad_arguments"
+    if call[1] != "choose_square":
+        return "wrong_tool"
+    square = _GLM_SQUARE.fullmatch(call[2] or "")
+    return int(square[1]) if square else "bad_arguments"
+
+
+READERS: dict[str, Callable[[str], int | str]] = {"hermes": read_hermes, "glm": read_glm}
+"""By dialect: the square that an answer chooses, or its fault."""
+
+
+def _only_call(answer: str) -> str:
+    """What stands between the only `<tool_call>` and the only `</tool_call>`, or a fault. The markers
+    are reserved: an opening one is a call wherever it stands, an unpartnered closing one spoils it."""
+    markers = re.findall("</?tool_call>", answer)
+    openings = markers.count("<tool_call>")
+    if openings != 1:
+        return "several_calls" if openings else "no_call"
+    if markers[-1] == "<tool_call>":
+        return "no_call"
+    return answer.split("<tool_call>")[1].split("</tool_call>")[0] if len(markers) == 2 else "bad_arguments"
+
+
+def _json(text: str) -> Any:
+    """The JSON value of `text`. ValueError for what is none, or beyond the documented bounds of the
+    reader: no key twice, 300 characters an integer, finite floats, 64 levels of nesting."""
+    value = json.loads(text, object_pairs_hook=_unique, parse_int=_int, parse_float=_float, parse_constant=_float)
+    if _depth(value) > 64:
+        raise ValueError("nested too deeply")
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len({key for key, _ in pairs}) < len(pairs):
+        raise ValueError("a key twice")
+    return dict(pairs)
+
+
+def _int(digits: str) -> int:
+    if len(digits) > 300:
+        raise ValueError("too many digits")
+    return int(digits)
+
+
+def _float(digits: str) -> float:
+    if not math.isfinite(float(digits)):
+        raise ValueError("not a finite number")
+    return float(digits)
+
+
+def _depth(value: Any) -> int:
+    if not isinstance(value, dict | list):
+        return 0
+    return 1 + max(map(_depth, value.values() if isinstance(value, dict) else value), default=0)

@@ -1,0 +1,54 @@
+"""Players that need no model: opponents in games, and reference lines for the report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from random import Random
+
+from tuneloop.tasks.tictactoe.board import best_squares, finishing_squares, free_squares, other, to_move
+from tuneloop.tasks.tictactoe.reward import move_outcome
+
+Choices = Callable[[str], list[int]]
+"""The squares among which a player chooses with equal chances, for the side to move."""
+
+
+def win_or_block(board: str) -> list[int]:
+    """A winning square if there is one, else a square that stops the opponent, else any free one."""
+    mark = to_move(board)
+    return finishing_squares(board, mark) or finishing_squares(board, other(mark)) or free_squares(board)
+
+
+def best_reward(board: str) -> list[int]:
+    """A winning square if there is one, else a square that keeps the minimax value."""
+    return finishing_squares(board, to_move(board)) or best_squares(board)
+
+
+REFERENCE: Mapping[str, Choices] = {
+    "any square": lambda board: list(range(1, 10)),
+    "any free square": free_squares,
+    "win, else block, else any": win_or_block,
+    "best possible": best_reward,
+}
+
+OPPONENTS: Mapping[str, Choices] = {"random": free_squares, "win/block": win_or_block, "minimax": best_squares}
+
+
+def reference_players(boards: Sequence[str], measures: Mapping[str, frozenset[str]]) -> dict[str, dict[str, float]]:
+    """Exact expected reward and measure shares of every reference player, averaged over `boards`."""
+    table = {}
+    for player, choices in REFERENCE.items():
+        outcomes = [[move_outcome(board, square) for square in choices(board)] for board in boards]
+        table[player] = {"reward": _mean_of_means([[o.reward for o in row] for row in outcomes])}
+        for measure, names in measures.items():
+            table[player][measure] = _mean_of_means([[o.name in names for o in row] for row in outcomes])
+    return table
+
+
+def _mean_of_means(rows: Sequence[Sequence[float]]) -> float:
+    """Rounded once at the end (fsum), so that a share of all boards is 1.0 and not 1.0000000000000113."""
+    return math.fsum(math.fsum(row) / len(row) for row in rows) / len(rows)
+
+
+def opponent_move(name: str) -> Callable[[str, Random], int]:
+    return lambda board, random: random.choice(OPPONENTS[name](board))

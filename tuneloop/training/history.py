@@ -1,0 +1,88 @@
+"""One row of the step history: what a step sampled, and what its updates did."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from tuneloop.rollout.ask import Answer
+from tuneloop.training.update import UpdateLog
+
+
+def history_row(
+    step: int,
+    outcomes: Sequence[str],
+    answers: Sequence[Sequence[Answer]],
+    unanimous: int,
+    logs: Sequence[UpdateLog],
+    lr: float,
+    weights_changed: float,
+) -> dict[str, Any]:
+    """The row of step `step` (from 1). `unanimous` counts the groups left out because all their
+    rewards were equal. Ratio, clip shares, entropy and gap are over the replies that were used;
+    the gap |log p(engine) − log p(trainer)| is that of the first update, whose weights are the engine's.
+    Columns without a value (no truncated reply, no update) are empty."""
+    flat = [answer for group in answers for answer in group]
+    rewards = np.array([a.outcome.reward for a in flat], dtype=np.float64)
+    names = [a.outcome.name for a in flat]
+    lengths = np.array([len(a.reply.ids) for a in flat], dtype=np.float64)
+    cut = np.array([a.reply.finish_reason == "length" for a in flat])
+    row: dict[str, Any] = {
+        "step": step,
+        "reward_mean": rewards.mean(),
+        "reward_std": rewards.std(),
+        "reward_min": rewards.min(),
+        "reward_max": rewards.max(),
+        **{f"share_{name}": names.count(name) / len(names) for name in outcomes},
+        "length_all": lengths.mean(),
+        "length_finished": lengths[~cut].mean() if (~cut).any() else None,
+        "length_truncated": lengths[cut].mean() if cut.any() else None,
+    }
+    measured = _updates(logs) if logs else dict.fromkeys(UPDATE_COLUMNS)
+    row |= {name: measured[name] for name in UPDATE_COLUMNS[:6]}
+    row["zero_variance_groups"] = unanimous
+    row |= {name: measured[name] for name in UPDATE_COLUMNS[6:8]}
+    row["lr"] = lr
+    row |= {name: measured[name] for name in UPDATE_COLUMNS[8:]}
+    row["weights_changed"] = weights_changed
+    return {name: _number(value) for name, value in row.items()}
+
+
+UPDATE_COLUMNS = (
+    "ratio_mean",
+    "ratio_std",
+    "ratio_min",
+    "ratio_max",
+    "clip_low",
+    "clip_high",
+    "entropy",
+    "grad_norm",
+    "engine_gap_mean",
+    "engine_gap_max",
+)
+
+
+def _updates(logs: Sequence[UpdateLog]) -> dict[str, float]:
+    ratio = torch.cat([log.ratio for log in logs]).double()
+    tokens = sum(log.tokens for log in logs)
+    values = (
+        ratio.mean().item(),
+        ratio.std(correction=0).item(),
+        ratio.min().item(),
+        ratio.max().item(),
+        torch.cat([log.clipped_low for log in logs]).double().mean().item(),
+        torch.cat([log.clipped_high for log in logs]).double().mean().item(),
+        sum(log.entropy_sum for log in logs) / tokens,
+        sum(log.grad_norm for log in logs) / len(logs),
+        logs[0].gap_sum / logs[0].tokens,
+        logs[0].gap_max,
+    )
+    return dict(zip(UPDATE_COLUMNS, values))
+
+
+def _number(value: Any) -> Any:
+    """Nine significant digits: what float32 arithmetic can mean, in text that repeats."""
+    return float(f"{value:.9g}") if isinstance(value, float) else value

@@ -1,0 +1,223 @@
+"""The trainer: steps of rollout, scoring, advantages and updates, with resume.
+
+    step:  records → n replies each → outcomes → advantages in the group → updates of the policy
+
+Everything a step draws comes from (seed, step) alone, so the state that a resumed run needs is the
+weights, the optimizer and the tables written so far.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import torch
+
+from tuneloop.errors import UserError
+from tuneloop.evaluation.evaluate import greedy_rows, summarise
+from tuneloop.params import RolloutParams, TrainParams
+from tuneloop.policies.decoder import DenseDecoder
+from tuneloop.rollout.ask import Answer, Asker
+from tuneloop.rollout.contract import Engine, Sampling, reply_seed
+from tuneloop.tasks.contract import Record
+from tuneloop.training.advantages import group_advantages
+from tuneloop.training.batch import Group
+from tuneloop.training.history import history_row
+from tuneloop.training.objectives import OBJECTIVES, Clip
+from tuneloop.training.order import visit
+from tuneloop.training.update import UpdateLog, accumulate, apply
+
+
+@dataclass
+class Tables:
+    """What training writes: the step history, evaluations, sampled replies, and times apart."""
+
+    history: list[dict[str, Any]] = field(default_factory=list)
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
+    replies: list[dict[str, Any]] = field(default_factory=list)
+    timings: list[dict[str, Any]] = field(default_factory=list)
+
+
+class Trainer:
+    """One training run over `records`, from wherever `restore` left it to `params.steps`."""
+
+    def __init__(
+        self,
+        asker: Asker,
+        engine: Engine,
+        records: Sequence[Record],
+        heldout: Sequence[Record],
+        params: TrainParams,
+        rollout: RolloutParams,
+        seed: int,
+    ):
+        """Raises UserError for sampling that the log-probabilities would not describe."""
+        if rollout.top_p < 1 or rollout.top_k:
+            raise UserError(
+                f"rollout.top_p={rollout.top_p}, rollout.top_k={rollout.top_k}: training needs the whole distribution "
+                "(top_p 1, top_k 0), else the sampled replies do not come from the policy whose probabilities are used"
+            )
+        self.asker, self.engine = asker, engine
+        self.records, self.heldout = records, heldout
+        self.params, self.rollout, self.seed = params, rollout, seed
+        self.sampling = Sampling(rollout.max_new_tokens, rollout.temperature)
+        self.decoder = DenseDecoder(asker.policy.model)
+        self.parameters = [p for p in asker.policy.model.parameters() if p.requires_grad]
+        # 0.99 instead of 0.999: a run of a few hundred steps must forget its first gradients.
+        self.optimizer = torch.optim.AdamW(
+            self.parameters, lr=params.lr, betas=(0.9, 0.99), weight_decay=params.weight_decay
+        )
+        self.step = 0
+        self.tables = Tables()
+
+    def state(self) -> dict[str, Any]:
+        """All that a run needs to go on from here; `torch.save` it."""
+        return {
+            "step": self.step,
+            "model": self.asker.policy.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "tables": vars(self.tables),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.step = state["step"]
+        self.asker.policy.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.tables = Tables(**state["tables"])
+        self.engine.weights_changed()
+
+    def run(self) -> Iterator[dict[str, Any]]:
+        """Take the steps that are left; yields the history row of each."""
+        if self.step == 0:
+            self._evaluate()
+        while self.step < self.params.steps:
+            self._take_step()
+            yield self.tables.history[-1]
+
+    def _take_step(self) -> None:
+        started = time.perf_counter()
+        records, answers = self._roll_out()
+        rolled = time.perf_counter()
+        advantages = self._advantages(answers)
+        groups = [
+            Group.of(self.asker.prompt(r, self.rollout.max_new_tokens), [a.reply for a in group], advantage)
+            for r, group, advantage in zip(records, answers, advantages)
+        ]
+        used = [group for group in groups if any(group.advantages)]
+        before = [p.detach().clone() for p in self.parameters]
+        lr = self._learning_rate()
+        logs = self._update(used[: self.params.boards_per_step], lr)
+        self.engine.weights_changed()
+        self.step += 1
+        row = history_row(
+            self.step,
+            self.asker.task.outcomes,
+            answers,
+            len(groups) - len(used),
+            logs,
+            lr,
+            changed_share(before, self.parameters),
+        )
+        self.tables.history.append(row)
+        if self.step % self.params.keep_replies_every == 0 or self.step == 1:
+            for record, group in zip(records, answers):
+                for i, answer in enumerate(group):
+                    self.tables.replies.append(self.asker.row(record, i, answer, step=self.step))
+        ended = time.perf_counter()
+        tokens = sum(len(a.reply.ids) for group in answers for a in group)
+        self.tables.timings.append(
+            {
+                "step": self.step,
+                "rollout_seconds": round(rolled - started, 4),
+                "train_seconds": round(ended - rolled, 4),
+                "replies_per_second": round(sum(map(len, answers)) / (ended - started), 1),
+                "tokens_per_second": round(tokens / (ended - started), 1),
+            }
+        )
+        if self.step % self.params.evaluate_every == 0 or self.step == self.params.steps:
+            self._evaluate()
+
+    def _roll_out(self) -> tuple[list[Record], list[list[Answer]]]:
+        count = self.params.boards_per_step * self.params.oversample
+        records = visit(self.records, self.step * count, count, self.seed)
+        seeds = [
+            # The place in the batch tells a record apart that a step visits twice.
+            [reply_seed(self.seed, "train", self.step, place, record["id"], i) for i in range(self.params.group_size)]
+            for place, record in enumerate(records)
+        ]
+        return records, self.asker.ask(records, seeds, self.sampling)
+
+    def _advantages(self, answers: Sequence[Sequence[Answer]]) -> list[list[float]]:
+        rewards = [[a.outcome.reward for a in group] for group in answers]
+        if self.params.shuffle_rewards:
+            flat = [r for group in rewards for r in group]
+            Random(f"{self.seed}/shuffle/{self.step}").shuffle(flat)
+            dealt = iter(flat)
+            rewards = [[next(dealt) for _ in group] for group in rewards]
+        return [group_advantages(group, self.params.scale_rewards).tolist() for group in rewards]
+
+    def _update(self, groups: Sequence[Group], lr: float) -> list[UpdateLog]:
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        logs: list[UpdateLog] = []
+        for _ in range(self.params.epochs_per_step):
+            for u in range(self.params.updates_per_step):
+                part = groups[u :: self.params.updates_per_step]
+                if not part:
+                    continue
+                log = accumulate(
+                    self.decoder,
+                    part,
+                    OBJECTIVES[self.params.algorithm],
+                    Clip(self.params.clip_low, self.params.clip_high),
+                    self.rollout.temperature,
+                    self.rollout.max_new_tokens,
+                    self.params.micro_batch_replies,
+                    self.params.entropy_bonus,
+                )
+                if not logs:
+                    self._require_agreement(log)
+                apply(self.parameters, self.optimizer, self.params.max_grad_norm, log)
+                if not math.isfinite(log.grad_norm):
+                    raise UserError(
+                        f"train: the gradient of step {self.step + 1} is not finite; lower train.lr ({self.params.lr})"
+                    )
+                logs.append(log)
+        return logs
+
+    def _require_agreement(self, log: UpdateLog) -> None:
+        mean = log.gap_sum / log.tokens
+        if not mean <= self.params.engine_gap_limit:
+            raise UserError(
+                f"train: engine and trainer disagree at step {self.step + 1}: mean |Δ log p| {mean:.3g}, largest "
+                f"{log.gap_max:.3g}, limit train.engine_gap_limit={self.params.engine_gap_limit:g}; the engine may "
+                "hold old weights"
+            )
+
+    def _learning_rate(self) -> float:
+        """Linear rise over `lr_warmup` steps, then linear fall to `lr_final` · lr at the last."""
+        rise = min(1.0, (self.step + 1) / max(1, self.params.lr_warmup))
+        fall = 1 - (1 - self.params.lr_final) * self.step / max(1, self.params.steps - 1)
+        return self.params.lr * rise * fall
+
+    def _evaluate(self) -> None:
+        rows = greedy_rows(self.asker, self.heldout, self.rollout.max_new_tokens)
+        summary = summarise(rows, self.asker.task)
+        self.tables.evaluations.append(
+            {
+                "step": self.step,
+                "reward": summary["reward"],
+                **{name: summary[name] for name in self.asker.task.measures},
+                "length": summary["length"]["all"],
+            }
+        )
+
+
+def changed_share(before: Sequence[torch.Tensor], after: Sequence[torch.Tensor]) -> float:
+    """Share of stored weights whose value differs."""
+    changed = sum(int((a != b).sum()) for a, b in zip(before, after))
+    return changed / sum(b.numel() for b in before)
