@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tuneloop.rollout.contract import Sampling
@@ -27,13 +28,37 @@ def next_tokens(logits: Tensor, sampling: Sampling, u: Tensor) -> tuple[Tensor, 
         ids = logits.argmax(-1)
         return ids, logp.gather(-1, ids[:, None])[:, 0]
     logp = (logits / sampling.temperature).log_softmax(-1)
-    probabilities = cut(logp, sampling).double()
-    total = probabilities.cumsum(-1)
-    # u < 1 and a strict comparison: a token of probability 0 is never drawn, and neither is one
-    # past the end where the sum rounds below 1.
-    ids = torch.searchsorted(total, (u.double() * total[:, -1])[:, None], right=True)[:, 0]
-    ids = ids.clamp_max(logits.shape[-1] - 1)
+    ids = draw(cut(logp, sampling), u)
     return ids, logp.gather(-1, ids[:, None])[:, 0]
+
+
+BLOCK = 32
+
+
+def draw(probabilities: Tensor, u: Tensor) -> Tensor:
+    """[n] the first token at which the running sum of `probabilities` [n, vocabulary] (any positive
+    scale) exceeds u · total, for u [n] in [0, 1). Never a token of probability 0.
+
+    Sums run in float64 over blocks of tokens, then inside one block: a running sum over the whole
+    vocabulary is the slowest step of sampling from a small model.
+    """
+    n, vocabulary = probabilities.shape
+    blocks = F.pad(probabilities, (0, -vocabulary % BLOCK)).view(n, -1, BLOCK)
+    sums = blocks.sum(-1, dtype=torch.float64)
+    ends = sums.cumsum(-1)
+    target = u.double() * ends[:, -1]
+    block = _first_above(ends, target)
+    before = (ends - sums).gather(-1, block[:, None])[:, 0]
+    inside = blocks[torch.arange(n, device=block.device), block].double().cumsum(-1)
+    return block * BLOCK + _first_above(inside, target - before)
+
+
+def _first_above(running: Tensor, target: Tensor) -> Tensor:
+    """[n] index of the first running sum above the target; the target is held inside [0, last sum), so
+    that rounding leads neither past the end nor to an entry that adds nothing."""
+    last = torch.nextafter(running[:, -1], torch.zeros_like(target))
+    held = target.clamp_min(0.0).minimum(last)
+    return torch.searchsorted(running, held[:, None], right=True)[:, 0]
 
 
 def cut(logp: Tensor, sampling: Sampling) -> Tensor:

@@ -1,9 +1,12 @@
-"""What the warm start of a small policy is taught: format, rules of looking, and bad habits.
+"""What the warm start of a small policy is taught: format, how to look, and bad habits.
 
 Taught: the call's format; to list, before answering, the squares that would complete a line of X
 ("mine") and of O ("theirs"); to ramble first at varied length, sometimes past any limit. Never
 taught: which square is good. The square of every call is drawn from 1–9 with equal chances, whatever
 the board, so about half are occupied, and some calls are broken, doubled, misnamed or missing.
+
+Looking is practised on training records and, mostly, on arrangements of marks that no record can have
+(marks that do not alternate, games that are over, nearly full boards), so no held-out board is shown.
 """
 
 from __future__ import annotations
@@ -12,8 +15,8 @@ from collections.abc import Callable, Sequence
 from random import Random
 
 from tuneloop.tasks.contract import Demonstration, Record
-from tuneloop.tasks.tictactoe.board import finishing_squares
-from tuneloop.tasks.tictactoe.generator import from_rows
+from tuneloop.tasks.tictactoe.board import finishing_squares, winner
+from tuneloop.tasks.tictactoe.generator import MOST_MARKS, from_rows, to_rows
 from tuneloop.tasks.tictactoe.prompt import TOOL_NAME
 from tuneloop.toolcalls.contract import ToolCall
 
@@ -26,6 +29,9 @@ RAMBLING = (
     "I should call the tool.",
     "Which square do I choose?",
 )
+ARRANGEMENT_SHARE = 0.8
+"""Share of demonstrations on arrangements instead of records: there are 1,600 training records but
+17,000 arrangements, and a policy that sees few boards learns them by heart instead of to look."""
 BROKEN_SHARE = 0.12
 """Share of demonstrations whose call is broken, doubled, misnamed or missing."""
 ENDLESS_SHARE = 0.06
@@ -39,12 +45,21 @@ def demonstrations(
     random = Random(seed)
     found = []
     for _ in range(count):
-        record = random.choice(records)
+        record = _arrangement(random) if random.random() < ARRANGEMENT_SHARE else random.choice(records)
         rambling = 60 if random.random() < ENDLESS_SHARE else random.choice((0, 0, 0, 1, 1, 2, 3))
         lines = [random.choice(RAMBLING) for _ in range(rambling)]
         reasoning = "\n".join([*lines, look(from_rows(record["board"]))])
         found.append(Demonstration(record, reasoning, _content(random, render)))
     return found
+
+
+def _arrangement(random: Random) -> Record:
+    """Marks thrown on the board, with a free square left, that are no position a record can hold."""
+    while True:
+        board = "".join(random.choice("XO.") for _ in range(9))
+        playable = board.count("X") == board.count("O") <= MOST_MARKS // 2 and winner(board) is None
+        if "." in board and not playable:
+            return {"id": f"arrangement-{board}", "board": to_rows(board)}
 
 
 def look(board: str) -> str:

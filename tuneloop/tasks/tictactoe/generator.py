@@ -13,6 +13,7 @@ from tuneloop.errors import UserError
 from tuneloop.tasks.contract import Record
 from tuneloop.tasks.tictactoe.board import EMPTY, free_squares, place, to_move, winner
 
+MOST_MARKS = 6
 POSSIBLE = 2201
 """Boards of 0, 2, 4 or 6 marks with X to move and no line: 1 + 72 + 756 + 1372."""
 
@@ -38,7 +39,7 @@ def generate(count: int, seed: int) -> list[Record]:
 
 def _random_board(random: Random) -> str | None:
     board = EMPTY
-    for _ in range(random.randint(0, 6)):
+    for _ in range(random.randint(0, MOST_MARKS)):
         board = place(board, random.choice(free_squares(board)), to_move(board))
         if winner(board):
             break
