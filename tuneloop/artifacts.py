@@ -89,5 +89,5 @@ def read_json(path: Path | str) -> Any:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); make it with `dvc repro`") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: is not valid JSON ({error})") from None

@@ -17,7 +17,7 @@ Share = Annotated[float, Field(gt=0, lt=1)]
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class TaskParams(Section):

@@ -195,8 +195,8 @@ class DenseDecoder:
     """The forward pass of a Llama, Qwen2 or Qwen3 model over that model's own parameters."""
 
     def __init__(self, model: torch.nn.Module):
-        """Raises UserError for an architecture outside `SUPPORTED` or one with a sliding window
-        or scaled rotary positions, whose forward pass would differ."""
+        """Raises UserError for an architecture outside `SUPPORTED` or one with a sliding window, scaled
+        rotary positions, MLP biases or another activation, whose forward pass would differ."""
         config = model.config
         if config.model_type not in SUPPORTED:
             raise UserError(
@@ -208,6 +208,10 @@ class DenseDecoder:
             raise UserError(f"policy: rotary positions of type {rope['rope_type']!r} are not supported here")
         if getattr(config, "use_sliding_window", False):
             raise UserError("policy: models with a sliding attention window are not supported here")
+        if getattr(config, "mlp_bias", False):
+            raise UserError("policy: models with biases in the MLP (mlp_bias) are not supported here")
+        if config.hidden_act not in ("silu", "swish"):
+            raise UserError(f"policy: the activation {config.hidden_act!r} is not supported here (silu is)")
         self.model = model
         self.heads = config.num_attention_heads
         self.kv_heads = config.num_key_value_heads

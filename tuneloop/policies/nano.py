@@ -17,10 +17,10 @@ from tuneloop.params import NanoParams
 
 END, PAD = "<|im_end|>", "<|endoftext|>"
 MARKERS = ("<|im_start|>", "<think>", "</think>", "<tool_call>", "</tool_call>")
-PIECES = r" ?\d|\n?(?:(?! \d)[^\d\n])+|\n"
-"""One piece is one digit with the space before it, so that a square's number is one token wherever it
-stands, or everything else up to the next digit or line end: a phrase that the task repeats becomes a
-single token, and prompts and replies stay short."""
+PIECES = r" ?\d[A-Za-z.]?|\n?(?:(?! \d)[^\d\n])+|\n"
+"""One piece is one digit with the space before it and the letter or dot after it (" 5" or " 5X"), so that
+a number is one token wherever it stands and so is a labelled cell, or everything else up to the next
+digit or line end: a phrase that the task repeats becomes a single token, and prompts and replies stay short."""
 
 
 def nano_tokenizer(texts: Sequence[str], vocabulary: int) -> PreTrainedTokenizerFast:

@@ -35,9 +35,8 @@ class Asker:
     def prompt(self, record: Record, max_new_tokens: int) -> list[int]:
         key = record["id"]
         if key not in self._prompts:
-            ids = self.policy.prompt_ids(self.task.messages(record), self.task.tools)
-            self.policy.require_room(ids, max_new_tokens, f"record {key}")
-            self._prompts[key] = ids
+            self._prompts[key] = self.policy.prompt_ids(self.task.messages(record), self.task.tools)
+        self.policy.require_room(self._prompts[key], max_new_tokens, f"record {key}")
         return self._prompts[key]
 
     def ask(self, records: Sequence[Record], seeds: Sequence[Sequence[int]], sampling: Sampling) -> list[list[Answer]]:

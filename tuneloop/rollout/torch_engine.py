@@ -96,7 +96,8 @@ class _Batch:
 
         hidden = decoder.forward(tree, keep)
         last = P + tree.suffix.lengths.cumsum(0) - 1
-        group = torch.tensor([b for b, size in enumerate(self.sizes) for _ in range(size)], device=device)
+        group = [b for b, size in enumerate(self.sizes) for _ in range(size)]
+        group = torch.tensor(group, dtype=torch.long, device=device)
         self.hidden = hidden.index_select(0, last).index_select(0, group)  # [N, hidden]
         self.positions = torch.tensor([len(p) for p in prompts], device=device).index_select(0, group)
         closed = ~tree.suffix.mask()  # [B, S]

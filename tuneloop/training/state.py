@@ -46,8 +46,8 @@ class StateFolder:
         self.root, self.folder = root, root / key
 
     def save(self, step: int, state: Mapping[str, Any]) -> None:
-        """Write the state after `step` steps, then drop all but the last two. Raises UserError where
-        it cannot be written; the states saved before stay as they are."""
+        """Write the state after `step` steps, then drop all but this and the one before. Raises UserError
+        where it cannot be written; the states saved before stay as they are."""
         buffer = io.BytesIO()
         torch.save(dict(state), buffer)
         content = buffer.getvalue()
@@ -58,13 +58,12 @@ class StateFolder:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
+            self._forget_others(path, step)
         except OSError as error:
             raise UserError(
                 f"{path}: the training state of step {step} could not be saved ({error.strerror}); make room there and "
                 "run the same command again: it continues from the last state that was saved"
             ) from None
-        for old in self._paths()[:-KEEP]:
-            old.unlink(missing_ok=True)
 
     def load(self) -> dict[str, Any] | None:
         """The newest whole state, or None. A damaged one is named on stderr and passed over."""
@@ -77,6 +76,14 @@ class StateFolder:
 
     def _paths(self) -> list[Path]:
         return sorted(self.folder.glob("step-*.pt"))
+
+    def _forget_others(self, path: Path, step: int) -> None:
+        # A state of a later step is a damaged one that `load` passed over: kept, it would crowd out good
+        # ones. A temporary file was left by a process that was killed while it wrote.
+        earlier = [p for p in self._paths() if p.name < f"step-{step:06d}"]
+        for other in self.folder.iterdir():
+            if other != path and other not in earlier[1 - KEEP :]:
+                other.unlink(missing_ok=True)
 
     def _forget_other_keys(self) -> None:
         for other in self.root.glob("*") if self.root.is_dir() else ():

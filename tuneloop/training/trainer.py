@@ -69,7 +69,7 @@ class Trainer:
         self.parameters = [p for p in asker.policy.model.parameters() if p.requires_grad]
         # 0.99 instead of 0.999: a run of a few hundred steps must forget its first gradients.
         self.optimizer = torch.optim.AdamW(
-            self.parameters, lr=params.lr, betas=(0.9, 0.99), weight_decay=params.weight_decay
+            self.parameters, lr=params.lr, betas=(0.9, 0.99), weight_decay=params.weight_decay, fused=True
         )
         self.step = 0
         self.tables = Tables()

@@ -34,7 +34,7 @@ SYSTEM = (
 def messages(board: str) -> list[Message]:
     """System and user message for a board (nine characters, X to move)."""
     rows = (
-        f"{name} " + " ".join(f"{square} {board[square - 1]}" for square in (first, first + 1, first + 2))
+        f"{name} " + " ".join(f"{square}{board[square - 1]}" for square in (first, first + 1, first + 2))
         for name, first in (("top", 1), ("middle", 4), ("bottom", 7))
     )
     return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "\n".join(rows) + "\nYour move."}]

@@ -1,0 +1,130 @@
+"""The train stage as a process that is killed again and again, and the same run left in peace."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from random import Random
+
+import pytest
+
+FORKER = """
+import os, runpy, sys
+import tuneloop.training.trainer, tuneloop.policies.policy, transformers.models.qwen3.modeling_qwen3
+
+for _ in sys.stdin:
+    child = os.fork()
+    if child == 0:
+        log = os.open("log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(log, 1), os.dup2(log, 2)
+        try:
+            runpy.run_module("stages.train", run_name="__main__", alter_sys=True)
+        except SystemExit as end:
+            sys.stdout.flush()
+            os._exit(end.code or 0)
+        finally:
+            os._exit(99)
+    print(child, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+"""Starts `stages.train` as `python -m` would, in a process of its own for every line of standard input,
+with the libraries already imported: that takes seconds, and dozens of processes are to be killed."""
+
+STEPS = 24
+KILLS = 24
+RESULTS = ("policy/model.safetensors", "history.csv", "evaluations.csv", "replies.jsonl", "metrics.json")
+
+
+@pytest.fixture
+def twins(
+    workspace: Path, write_params: Callable[..., None], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Path]:
+    """Two workspaces with the same base policy, records and parameters."""
+    write_params(workspace, {"train.steps": STEPS, "train.evaluate_every": 5, "train.keep_replies_every": 7})
+    other = tmp_path_factory.mktemp("left_in_peace")
+    shutil.copytree(workspace, other, dirs_exist_ok=True)
+    return workspace, other
+
+
+def train(folder: Path, environment: dict[str, str]) -> str:
+    """Run the real stage to its end; its output."""
+    done = subprocess.run(
+        [sys.executable, "-m", "stages.train"], cwd=folder, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def states(folder: Path, pattern: str) -> set[str]:
+    return {path.name for path in (folder / ".state" / "train").glob(f"*/{pattern}")}
+
+
+def wait_until(happened: Callable[[], object], child: int) -> None:
+    """Return as soon as `happened()`; fail if the process `child` ends first."""
+    while not happened():
+        os.kill(child, 0)
+        time.sleep(0.0005)
+
+
+def kill_moments(chance: Random) -> list[tuple[str, float]]:
+    """In turn: at the start, a moment after a state was saved, and while one is being written."""
+    kinds = (("start", 0.5), ("step", 0.12), ("write", 0.0))
+    return [(kinds[n % 3][0], chance.uniform(0, kinds[n % 3][1])) for n in range(KILLS)]
+
+
+@pytest.mark.slow
+def test_a_run_killed_at_many_moments_ends_in_the_bytes_of_a_run_left_in_peace(
+    twins: tuple[Path, Path], environment: dict[str, str], cut_off: dict[str, str]
+) -> None:
+    killed, in_peace = twins
+    # This run has no network either: a policy is loaded, trained and saved without one.
+    train(in_peace, cut_off)
+
+    halves = 0
+    with subprocess.Popen(
+        [sys.executable, "-c", FORKER],
+        cwd=killed,
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        bufsize=1,
+    ) as forker:
+        for kind, delay in kill_moments(Random(11)):
+            forker.stdin.write("start\n")
+            child = int(forker.stdout.readline())
+            before, left_over = states(killed, "step-*.pt"), states(killed, ".step-*.tmp")
+            if kind == "step":
+                wait_until(lambda before=before: states(killed, "step-*.pt") - before, child)
+            elif kind == "write":
+                wait_until(lambda left_over=left_over: states(killed, ".step-*.tmp") - left_over, child)
+            time.sleep(delay)
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+            assert forker.stdout.readline() == f"{-signal.SIGKILL}\n", (killed / "log.txt").read_text()
+            halves += bool(states(killed, ".step-*.tmp") - left_over)
+        forker.stdin.close()
+
+    assert halves, "else no state was cut in the middle of being written"
+    resumed = [int(step) for step in re.findall(r"continuing after step (\d+) of", (killed / "log.txt").read_text())]
+    assert resumed == sorted(resumed), "what was saved is never lost"
+    assert len(set(resumed)) >= KILLS // 3, "else too little was done between the kills"
+    assert resumed[-1] < STEPS
+    assert not (killed / "data" / "train").exists(), "nothing is written before the end"
+
+    assert "continuing after step" in train(killed, environment)
+    for name in RESULTS:
+        one, other = (folder / "data" / "train" / name for folder in twins)
+        assert one.read_bytes() == other.read_bytes(), name
+    assert not states(killed, ".step-*.tmp"), "what the killed processes left is cleared away"
+    assert (killed / "data/train/policy/model.safetensors").read_bytes() != (
+        killed / "data/policy/model/model.safetensors"
+    ).read_bytes(), "else nothing was trained"
