@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export PYTHONUNBUFFERED := 1
-# Nothing reports home, nothing is fetched at run time, waiting threads do not spin.
+# Nothing reports home, nothing is fetched at run time.
 export DO_NOT_TRACK := 1
 export DVC_NO_ANALYTICS := 1
 export DVC_SITE_CACHE_DIR ?= $(CURDIR)/.dvc/tmp/site
@@ -16,7 +16,6 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export PREFECT_HOME ?= $(CURDIR)/.state/prefect
 export HF_HUB_OFFLINE ?= 1
 export HF_HUB_DISABLE_TELEMETRY := 1
-export OMP_WAIT_POLICY := PASSIVE
 
 .PHONY: run test venv lint clean
 

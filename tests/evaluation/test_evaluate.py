@@ -144,6 +144,16 @@ def test_a_record_gets_the_same_replies_whatever_else_is_evaluated(
     assert fewer == [row for row in together if row["sample"] < 2]
 
 
+def test_two_records_draw_noise_of_their_own_even_on_one_board(
+    asker: Asker, tiny_records: tuple[list, list], limit: int
+) -> None:
+    records = [{**tiny_records[1][0], "id": name} for name in "abcdef"]
+    rows = sampled_rows(asker, records, 2, 1, Sampling(limit))
+    assert len({row["prompt_hash"] for row in rows}) == 1
+    assert len({row["text"] for row in rows if row["sample"] == 0}) > 1
+    assert any(one["text"] != other["text"] for one, other in zip(rows[::2], rows[1::2]))
+
+
 def test_more_records_than_fit_into_one_batch_are_all_asked_and_reported(
     asker: Asker, tiny_records: tuple[list, list], limit: int
 ) -> None:

@@ -156,6 +156,16 @@ def test_the_records_of_the_steps_are_those_of_the_order(start: Start, tiny_reco
     assert asked == [record["id"] for record in visit(tiny_records[0], 0, 16, trainer.seed)]
 
 
+def test_a_record_that_is_visited_again_draws_other_replies(start: Start) -> None:
+    trainer = start({"train.keep_replies_every": 1, "train.lr": 0.0})
+    trainer.records = trainer.records[:1]
+    steps(trainer)
+    texts = [row["text"] for row in trainer.tables.replies]
+    groups = {tuple(texts[i : i + 4]) for i in range(0, len(texts), 4)}
+    assert len({row["id"] for row in trainer.tables.replies}) == 1
+    assert len(groups) > 8, "four places in each of four steps; by place or step alone there would be four"
+
+
 # What is used
 
 

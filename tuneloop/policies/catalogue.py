@@ -52,7 +52,7 @@ def build_policy(
     shown = task.demonstrations(records, max(updates * batch, TOKENIZER_DEMONSTRATIONS), seed, dialect.render)
     policy = _nano(params, task, records, shown[:TOKENIZER_DEMONSTRATIONS], thinking, seed, dialect)
     policy.model.to(device)
-    examples = [_example(policy, task, demonstration, max_new_tokens) for demonstration in shown[: updates * batch]]
+    examples = _examples(policy, task, shown[: updates * batch], max_new_tokens)
     losses = warm_start(DenseDecoder(policy.model), examples, batch, params.warm_start.lr, progress) if examples else []
     return Built(policy, losses)
 
@@ -84,9 +84,14 @@ def reply_text(demonstration: Demonstration, reasoning: Reasoning | None) -> str
     return f"{reasoning.open}\n{demonstration.reasoning}\n{reasoning.close}\n{demonstration.content}"
 
 
-def _example(policy: Policy, task: Task, demonstration: Demonstration, limit: int) -> tuple[list[int], list[int]]:
+def _examples(
+    policy: Policy, task: Task, demonstrations: Sequence[Demonstration], limit: int
+) -> list[tuple[list[int], list[int]]]:
     """Prompt ids and reply ids; a reply longer than the limit is cut there, as a rollout would."""
-    prompt = policy.prompt_ids(task.messages(demonstration.record), task.tools)
-    text = reply_text(demonstration, policy.card.reasoning)
-    ids = policy.tokenizer(text, add_special_tokens=False)["input_ids"] + [policy.tokenizer.eos_token_id]
-    return prompt, ids[:limit]
+    texts = [reply_text(demonstration, policy.card.reasoning) for demonstration in demonstrations]
+    replies = policy.tokenizer(texts, add_special_tokens=False)["input_ids"]
+    # Rendering a template costs more than all the rest: once a record.
+    records = {d.record["id"]: d.record for d in demonstrations}
+    prompts = {key: policy.prompt_ids(task.messages(record), task.tools) for key, record in records.items()}
+    end = policy.tokenizer.eos_token_id
+    return [(prompts[d.record["id"]], [*ids, end][:limit]) for d, ids in zip(demonstrations, replies)]

@@ -14,6 +14,9 @@ from tuneloop.tasks.contract import Outcome, Record, Task
 from tuneloop.toolcalls import Fault, ToolCall, calls_as_json, load_dialect, read_reply
 
 
+READINGS_KEPT = 100_000
+
+
 @dataclass(frozen=True)
 class Answer:
     """One reply with what was read from it and what it earned."""
@@ -31,6 +34,7 @@ class Asker:
         self.policy, self.engine, self.task = policy, engine, task
         self.dialect = load_dialect(policy.card.dialect)
         self._prompts: dict[str, list[int]] = {}
+        self._readings: dict[tuple[int, ...], tuple[str, ToolCall | Fault]] = {}
 
     def prompt(self, record: Record, max_new_tokens: int) -> list[int]:
         key = record["id"]
@@ -46,9 +50,16 @@ class Asker:
         return [[self._answer(record, reply) for reply in group] for record, group in zip(records, groups)]
 
     def _answer(self, record: Record, reply: Reply) -> Answer:
-        text = self.policy.decode(reply.ids)
-        # A reply that the limit cut is read like any other: what it lacks is its own fault.
-        reading = read_reply(text, self.dialect, self.task.tools, self.policy.card.reasoning)
+        # A trained policy repeats itself: most replies were read before. The text does not depend on the record.
+        key = tuple(reply.ids)
+        if key not in self._readings:
+            if len(self._readings) >= READINGS_KEPT:
+                self._readings.clear()
+            text = self.policy.decode(reply.ids)
+            # A reply that the limit cut is read like any other: what it lacks is its own fault.
+            reading = read_reply(text, self.dialect, self.task.tools, self.policy.card.reasoning)
+            self._readings[key] = (text, reading)
+        text, reading = self._readings[key]
         return Answer(reply, text, reading, self.task.score(record, reading))
 
     def row(self, record: Record, sample: int, answer: Answer, **kind: Any) -> dict[str, Any]:

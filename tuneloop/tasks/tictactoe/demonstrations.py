@@ -64,11 +64,11 @@ def _arrangement(random: Random) -> Record:
 
 def look(board: str) -> str:
     """The squares that complete a line of X and of O, in words."""
-    sides = (("mine:", "X"), ("theirs:", "O"))
-    return "\n".join(
-        " ".join([name, *(map(str, finishing_squares(board, mark)) if finishing_squares(board, mark) else ["none"])])
-        for name, mark in sides
-    )
+    lines = []
+    for name, mark in (("mine:", "X"), ("theirs:", "O")):
+        squares = finishing_squares(board, mark)
+        lines.append(" ".join([name, *map(str, squares)]) if squares else f"{name} none")
+    return "\n".join(lines)
 
 
 def _content(random: Random, render: Callable[[ToolCall], str]) -> str:
