@@ -9,10 +9,14 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils.logging import disable_progress_bar
 
 from tuneloop.errors import UserError
 from tuneloop.policies.card import PolicyCard, load_policy_card, save_policy_card
 from tuneloop.tasks.contract import Message
+
+# One small file each: their bars only break up our own progress lines.
+disable_progress_bar()
 
 
 @dataclass

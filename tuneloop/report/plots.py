@@ -157,7 +157,9 @@ def ratio(history: Columns) -> Plot:
     bottom.set_ylim(bottom=0)
     bottom.yaxis.set_major_formatter(PercentFormatter(1))
     bottom.set_ylabel("share of replies")
-    seen = f"{np.nanmin(low):.3f} to {np.nanmax(high):.3f}, {100 * np.nanmean(clipped):.1f} % of replies clipped"
+    seen = "never moved: no step had an update"
+    if np.isfinite(low).any():
+        seen = f"{np.nanmin(low):.3f} to {np.nanmax(high):.3f}, {100 * np.nanmean(clipped):.1f} % of replies clipped"
     _finish(top, f"Policy ratio {seen}", steps, xlabel=False)
     _finish(bottom, None, steps)
     smoothed = f" Clip shares are means of {window} steps." if window > 1 else ""

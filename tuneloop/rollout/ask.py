@@ -13,7 +13,6 @@ from tuneloop.rollout.contract import Engine, Reply, Sampling
 from tuneloop.tasks.contract import Outcome, Record, Task
 from tuneloop.toolcalls import Fault, ToolCall, calls_as_json, load_dialect, read_reply
 
-
 READINGS_KEPT = 100_000
 
 

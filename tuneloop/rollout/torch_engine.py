@@ -27,7 +27,8 @@ class TorchEngine:
     """Samples from a transformers model in this process; see `tuneloop.rollout.contract.Engine`."""
 
     def __init__(self, model: torch.nn.Module, end_ids: Sequence[int], batch_replies: int = 1024):
-        """`end_ids`: tokens that end a reply. `batch_replies`: how many replies are in flight at once."""
+        """`end_ids`: tokens that end a reply. `batch_replies`: about how many replies are in
+        flight at once (whole groups, at least one)."""
         self.decoder = DenseDecoder(model)
         self.end_ids = list(end_ids)
         self.batch_replies = batch_replies

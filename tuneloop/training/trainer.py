@@ -8,7 +8,6 @@ weights, the optimizer and the tables written so far.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -181,11 +180,12 @@ class Trainer:
                 )
                 if not logs:
                     self._require_agreement(log)
-                apply(self.parameters, self.optimizer, self.params.max_grad_norm, log)
-                if not math.isfinite(log.grad_norm):
+                try:
+                    apply(self.parameters, self.optimizer, self.params.max_grad_norm, log)
+                except FloatingPointError:
                     raise UserError(
                         f"train: the gradient of step {self.step + 1} is not finite; lower train.lr ({self.params.lr})"
-                    )
+                    ) from None
                 logs.append(log)
         return logs
 

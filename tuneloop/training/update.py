@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -67,11 +68,10 @@ def accumulate(
 
 
 def apply(parameters: Sequence[Tensor], optimizer: torch.optim.Optimizer, max_grad_norm: float, log: UpdateLog) -> None:
-    """Clip the gradient to `max_grad_norm`, take the step, clear the gradient."""
-    norm = torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm)
-    log.grad_norm = norm.item()
+    """Clip the gradient to `max_grad_norm`, take the step, clear the gradient. Raises
+    FloatingPointError, before the weights change, where the gradient is not finite."""
+    log.grad_norm = torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm).item()
+    if not math.isfinite(log.grad_norm):
+        raise FloatingPointError(f"gradient norm {log.grad_norm}")
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-
-
-Progress = Callable[[dict[str, float]], None]
