@@ -18,7 +18,7 @@ class Progress:
     def __init__(self, label: str, total: int, done: int = 0):
         self.label, self.total, self.done = label, total, done
         self.first, self.started = done, time.monotonic()
-        self.said = self.started
+        self.said, self.moving = self.started, False
         self.bar = tqdm(total=total, initial=done, desc=label, file=sys.stderr) if sys.stderr.isatty() else None
 
     def __enter__(self) -> Progress:
@@ -32,15 +32,18 @@ class Progress:
 
     def advance(self, by: int = 1, **numbers: float) -> None:
         """`by` more are done; `numbers` are shown beside the count."""
+        now = time.monotonic()
+        if not self.moving:
+            # What came before the first piece (loading, set-up) says nothing of how long a piece takes.
+            self.moving, self.first, self.started = True, self.done + by, now
         self.done += by
         words = {name: f"{value:.3f}" for name, value in numbers.items()}
         if self.bar is not None:
             self.bar.set_postfix(words, refresh=False)
             self.bar.update(by)
             return
-        now = time.monotonic()
-        if self.done >= self.total or now - self.said >= LOG_SECONDS:
+        if self.done >= self.total or (self.done > self.first and now - self.said >= LOG_SECONDS):
             self.said = now
-            left = (now - self.started) / (self.done - self.first) * (self.total - self.done)
+            left = (now - self.started) / max(1, self.done - self.first) * (self.total - self.done)
             shown = "".join(f" {name}={word}" for name, word in words.items())
             print(f"[{self.label}] {self.done}/{self.total}{shown} left={left:.0f}s", flush=True)
