@@ -39,6 +39,8 @@ X_AXES = {
     "tokens": "tokens a reply",
     "boards": "boards sharing 256 replies",
 }
+COLUMNS = ("sweep", "phase", "boards", "replies", "tokens", "seconds", "peak_mib", "loaded_mib")
+TEXTS = COLUMNS[:2]
 PHASES = {"rollout": BEFORE, "update": AFTER}
 
 
@@ -94,18 +96,11 @@ def measured(sweeps: Sequence[str], most: int, repeats: int, threads: int) -> li
                         make_policy(workload, folder)
                     known[phase, point] = run_child("bench.growth_point", [folder, phase, repeats], threads)
                 found = known[phase, point]
-                row = {
-                    "sweep": sweep,
-                    "phase": phase,
-                    "boards": boards,
-                    "replies": boards * replies,
-                    "tokens": tokens,
-                    "seconds": round(found["seconds"], 4),
-                    "peak_mib": round(found["peak_mib"], 1),
-                    "loaded_mib": round(found["loaded_mib"], 1),
-                }
-                rows.append(row)
-                print(", ".join(f"{key} {value}" for key, value in row.items()), file=sys.stderr, flush=True)
+                cost = (
+                    round(found[key], digits) for key, digits in (("seconds", 4), ("peak_mib", 1), ("loaded_mib", 1))
+                )
+                rows.append(dict(zip(COLUMNS, (sweep, phase, boards, boards * replies, tokens, *cost))))
+                print(", ".join(f"{key} {value}" for key, value in rows[-1].items()), file=sys.stderr, flush=True)
     return rows
 
 
@@ -113,14 +108,16 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     """The rows of the CSV file. Raises UserError if it is missing or not of this kind."""
     try:
         with open(path, encoding="utf-8", newline="") as file:
-            return [
-                {key: text if key in ("sweep", "phase") else float(text) for key, text in row.items()}
-                for row in csv.DictReader(file)
+            rows = [
+                {key: row[key] if key in TEXTS else float(row[key]) for key in COLUMNS} for row in csv.DictReader(file)
             ]
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); measure first, without --redraw") from None
-    except (TypeError, ValueError) as error:
-        raise UserError(f"{path}: is not a table of bench.cost_growth ({error})") from None
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path}: is not a table of bench.cost_growth ({type(error).__name__}: {error})") from None
+    if not rows or not {row["sweep"] for row in rows} <= SWEEPS.keys():
+        raise UserError(f"{path}: is not a table of bench.cost_growth: its sweeps are not {', '.join(SWEEPS)}")
+    return rows
 
 
 def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
@@ -147,7 +144,7 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
             if sweep != "boards":
                 guide(axes[column], [row for row in rows if row["sweep"] == sweep])
         before_computing(axes[len(sweeps)], rows)
-        axes[0].legend(loc="upper left")
+        axes[0].legend(loc="upper left", fontsize=8)
         save_png(figure, path)
 
 
@@ -173,8 +170,8 @@ def guide(ax: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
     rollout = [(row[row["sweep"]], row["seconds"]) for row in rows if row["phase"] == "rollout"]
     first, (last, end) = rollout[0][0], rollout[-1]
     end /= 1.8
-    ax.plot([first, last], [end * first / last, end], color=MUTED, linestyle=":", linewidth=1.2)
-    note(ax, "in proportion", last, end / 2.2, "right")
+    line = ([first, last], [end * first / last, end])
+    ax.plot(*line, color=MUTED, linestyle=":", linewidth=1.2, label="in proportion")
 
 
 def before_computing(ax: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -183,11 +180,8 @@ def before_computing(ax: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
     for other in ax.figure.axes[len(ax.figure.axes) // 2 :]:
         other.axhline(loaded, color=MUTED, linestyle=":", linewidth=1.2)
     ax.set_ylim(loaded / 1.25, None)
-    note(ax, "libraries and policy loaded", min(ax.get_xlim()) * 1.1, loaded / 1.02, "left")
-
-
-def note(ax: Axes, text: str, x: float, y: float, align: str) -> None:
-    ax.text(x, y, text, color=MUTED, fontsize=8, ha=align, va="top")
+    note = {"color": MUTED, "fontsize": 8, "va": "top"}
+    ax.text(min(ax.get_xlim()) * 1.1, loaded / 1.02, "libraries and policy loaded", **note)
 
 
 if __name__ == "__main__":

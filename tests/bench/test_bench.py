@@ -104,12 +104,15 @@ def test_an_argument_of_the_wrong_kind_is_named(
     assert arguments[0] in said and arguments[1] in said
 
 
+@pytest.mark.parametrize("content", [None, "", "a,b\n1,2\n"], ids=["missing", "empty", "another table"])
 def test_numbers_that_are_not_there_are_not_drawn(
-    bench: ModuleType, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    bench: ModuleType, capsys: pytest.CaptureFixture[str], tmp_path: Path, content: str | None
 ) -> None:
-    missing, image = tmp_path / "none.csv", tmp_path / "none.png"
-    assert bench.cost_growth.main(["--redraw", "--csv", str(missing), "--image", str(image)]) == 2
-    assert str(missing) in capsys.readouterr().err
+    table, image = tmp_path / "none.csv", tmp_path / "none.png"
+    if content is not None:
+        table.write_text(content, encoding="utf-8")
+    assert bench.cost_growth.main(["--redraw", "--csv", str(table), "--image", str(image)]) == 2
+    assert str(table) in capsys.readouterr().err
     assert not image.exists()
 
 
