@@ -17,8 +17,8 @@ class Progress:
 
     def __init__(self, label: str, total: int, done: int = 0):
         self.label, self.total, self.done = label, total, done
-        self.first, self.started = done, time.monotonic()
-        self.said, self.moving = self.started, False
+        self.first, self.started = done, None  # both are set when the first piece is done
+        self.said = time.monotonic()
         self.bar = tqdm(total=total, initial=done, desc=label, file=sys.stderr) if sys.stderr.isatty() else None
 
     def __enter__(self) -> Progress:
@@ -33,10 +33,10 @@ class Progress:
     def advance(self, by: int = 1, **numbers: float) -> None:
         """`by` more are done; `numbers` are shown beside the count."""
         now = time.monotonic()
-        if not self.moving:
-            # What came before the first piece (loading, set-up) says nothing of how long a piece takes.
-            self.moving, self.first, self.started = True, self.done + by, now
         self.done += by
+        if self.started is None:
+            # What came before the first piece (loading, set-up) says nothing of how long a piece takes.
+            self.first, self.started = self.done, now
         words = {name: f"{value:.3f}" for name, value in numbers.items()}
         if self.bar is not None:
             self.bar.set_postfix(words, refresh=False)
