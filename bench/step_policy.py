@@ -21,7 +21,7 @@ from tuneloop.artifacts import write_json, write_jsonl
 from tuneloop.params import load_params
 from tuneloop.policies.card import PolicyCard
 from tuneloop.policies.catalogue import THINK
-from tuneloop.policies.decoder import shared_prefix
+from tuneloop.policies.prompt_tree import shared_prefix
 from tuneloop.policies.nano import nano_model, nano_tokenizer
 from tuneloop.policies.policy import Policy, save_policy
 from tuneloop.tasks import load_task

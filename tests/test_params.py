@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,9 @@ def refusal(whole: Any) -> str:
 
 
 LEAVES = leaves(parse_params(TREE, "params.yaml").model_dump())
-NUMBERS = [key for key, value in LEAVES.items() if type(value) in (int, float)]
+OPTIONAL = ["train.engine_ratio_cap"]
+"""Numbers that may be null."""
+NUMBERS = [key for key, value in LEAVES.items() if type(value) in (int, float) or key in OPTIONAL]
 WHOLE = [key for key, value in LEAVES.items() if type(value) is int]
 SWITCHES = [key for key, value in LEAVES.items() if type(value) is bool]
 TEXTS = [key for key, value in LEAVES.items() if type(value) is str]
@@ -74,7 +76,7 @@ def refuses(key: str, values: Sequence[Any]) -> None:
 
 @pytest.mark.parametrize("key", LEAVES)
 def test_no_key_takes_nothing_a_list_or_a_mapping(key: str) -> None:
-    refuses(key, [None, [], [1], {}, {"a": 1}])
+    refuses(key, [*([] if key in OPTIONAL else [None]), [], [1], {}, {"a": 1}])
 
 
 @pytest.mark.parametrize("key", NUMBERS)
@@ -121,6 +123,10 @@ def test_a_name_is_a_text(key: str) -> None:
         ("train.lr_final", 1.5),
         ("train.clip_low", 1.0),
         ("train.clip_high", 0.0),
+        ("train.kl_coefficient", -1e-3),
+        ("train.overlong", "drop"),
+        ("train.old_logprobs", "both"),
+        ("train.engine_ratio_cap", 0.99),
         ("train.max_grad_norm", 0.0),
         ("train.save_every", 0),
         ("compare.confidence", 1.0),
@@ -185,17 +191,26 @@ def test_reading_leaves_the_mapping_as_it_was() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda nano: nano.update(hidden_size=130), r"policy\.nano: hidden_size must be an even multiple of heads"),
-        (lambda nano: nano.update(hidden_size=12), r"policy\.nano: hidden_size must be an even multiple of heads"),
-        (lambda nano: nano.update(kv_heads=3), r"policy\.nano: heads must be a multiple of kv_heads"),
+        ({"hidden_size": 130}, "hidden_size must be an even multiple of heads (got 130 and 4)"),
+        ({"hidden_size": 12}, "hidden_size must be an even multiple of heads (got 12 and 4)"),
+        ({"kv_heads": 3}, "heads must be a multiple of kv_heads (got 4 and 3)"),
     ],
     ids=["no multiple", "odd", "kv_heads"],
 )
-def test_widths_that_do_not_fit_together_are_named(change: Callable[[dict], None], message: str) -> None:
+def test_widths_that_do_not_fit_together_are_named(change: dict[str, int], message: str) -> None:
     whole = changed("policy.nano.heads", 4)
-    change(whole["policy"]["nano"])
-    with pytest.raises(UserError, match=message):
-        parse_params(whole, "params.yaml")
+    whole["policy"]["nano"].update(change)
+    assert refusal(whole) == f"params.yaml: policy.nano: {message}"
+
+
+def test_weights_for_an_engine_whose_own_numbers_are_the_old_ones_are_refused() -> None:
+    whole = changed("train.engine_ratio_cap", 2)
+    assert refusal(whole) == (
+        "params.yaml: train: engine_ratio_cap=2 with old_logprobs=engine would weight every reply with exactly 1; "
+        "set old_logprobs to trainer, or engine_ratio_cap to null"
+    )
+    whole["train"]["old_logprobs"] = "trainer"
+    assert parse_params(whole, "").train.engine_ratio_cap == 2.0
 
 
 # The file

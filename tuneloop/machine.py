@@ -18,6 +18,8 @@ def prepare(threads: int) -> torch.device:
     """
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(True, warn_only=torch.cuda.is_available())
+    # Every tensor is written before it is read; filling fresh memory with NaN first cost 4 % of a step.
+    torch.utils.deterministic.fill_uninitialized_memory = False
     _keep_freed_memory()
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

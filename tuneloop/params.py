@@ -42,9 +42,9 @@ class NanoParams(Section):
     @model_validator(mode="after")
     def _widths(self) -> NanoParams:
         if self.hidden_size % self.heads or (self.hidden_size // self.heads) % 2:
-            raise ValueError("hidden_size must be an even multiple of heads")
+            raise ValueError(f"hidden_size must be an even multiple of heads (got {self.hidden_size} and {self.heads})")
         if self.heads % self.kv_heads:
-            raise ValueError("heads must be a multiple of kv_heads")
+            raise ValueError(f"heads must be a multiple of kv_heads (got {self.heads} and {self.kv_heads})")
         return self
 
 
@@ -89,6 +89,10 @@ class TrainParams(Section):
     clip_high: Annotated[float, Field(gt=0)]
     scale_rewards: bool
     entropy_bonus: Annotated[float, Field(ge=0)]
+    kl_coefficient: Annotated[float, Field(ge=0)]
+    overlong: Literal["score", "mask"]
+    old_logprobs: Literal["engine", "trainer"]
+    engine_ratio_cap: Annotated[float, Field(ge=1)] | None
     weight_decay: Annotated[float, Field(ge=0)]
     max_grad_norm: Annotated[float, Field(gt=0)]
     micro_batch_replies: Positive
@@ -97,6 +101,15 @@ class TrainParams(Section):
     keep_replies_every: Positive
     save_every: Positive
     engine_gap_limit: Annotated[float, Field(gt=0)]
+
+    @model_validator(mode="after")
+    def _weights(self) -> TrainParams:
+        if self.engine_ratio_cap is not None and self.old_logprobs == "engine":
+            raise ValueError(
+                f"engine_ratio_cap={self.engine_ratio_cap:g} with old_logprobs=engine would weight every reply with "
+                "exactly 1; set old_logprobs to trainer, or engine_ratio_cap to null"
+            )
+        return self
 
 
 class CompareParams(Section):
@@ -172,4 +185,6 @@ def _explain(error: dict[str, Any]) -> str:
         return f"{key}: there is no such key; the nearest is {near[0]}"
     if error["type"] == "missing":
         return f"{key}: is missing"
-    return f"{key}: {error['msg'].removeprefix('Value error, ')} (got {error['input']!r})"
+    if error["type"] == "value_error":  # of several keys together: the message holds their values
+        return f"{key}: {error['msg'].removeprefix('Value error, ')}"
+    return f"{key}: {error['msg']} (got {error['input']!r})"

@@ -23,8 +23,9 @@ from policies.tiny_models import with_exact_norms as exact
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from tuneloop.errors import UserError
-from tuneloop.policies import scoring
-from tuneloop.policies.decoder import DenseDecoder, prompt_tree
+from tuneloop.policies import kernels
+from tuneloop.policies.decoder import DenseDecoder
+from tuneloop.policies.prompt_tree import prompt_tree
 from tuneloop.policies.scoring import reply_logprobs
 
 PREFIX = [5, 9, 9, 31]
@@ -127,16 +128,16 @@ def test_the_place_where_the_shared_part_ends_changes_nothing() -> None:
 
 
 def test_every_prompt_token_is_computed_once_however_many_replies_follow() -> None:
-    # 4 shared tokens, 1 + 5 + 2 of the prompts' own, 12 reply tokens.
+    # 4 shared tokens, 1 + 5 + 2 of the prompts' own, 12 reply tokens less the last of five replies.
     tree = prompt_tree(PROMPTS, REPLIES)
-    assert (tree.prefix, tree.prompt_tokens, len(tree.ids)) == (4, 4 + 8, 4 + 8 + 12)
+    assert (tree.prefix, tree.prompt_tokens, len(tree.ids)) == (4, 4 + 8, 4 + 8 + 12 - 5)
 
 
 def test_scoring_in_chunks_gives_the_same_values_and_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     whole, chunked = drawn(qwen3), drawn(qwen3)
     weights = torch.linspace(-1, 2, 12, dtype=torch.float64)
     for model, elements in ((whole, 1 << 24), (chunked, 5 * VOCABULARY)):  # 12 rows at once, or 5, 5 and 2
-        monkeypatch.setattr(scoring, "CHUNK_ELEMENTS", elements)
+        monkeypatch.setattr(kernels, "CHUNK_ELEMENTS", elements)
         logp, entropy = reply_logprobs(DenseDecoder(model), prompt_tree(PROMPTS, REPLIES))
         (weights @ logp + weights.flip(0) @ entropy).backward()
     for (name, a), b in zip(whole.named_parameters(), chunked.parameters(), strict=True):

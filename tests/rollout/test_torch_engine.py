@@ -12,8 +12,10 @@ import torch.nn.functional as F
 from policies.tiny_models import FAMILIES, VOCABULARY, distributions, drawn, qwen3
 from transformers import PreTrainedModel
 
-from tuneloop.policies.decoder import DenseDecoder, prompt_tree
+from tuneloop.policies.decoder import DenseDecoder
+from tuneloop.policies.prompt_tree import prompt_tree
 from tuneloop.policies.scoring import reply_logprobs
+from tuneloop.rollout import torch_engine
 from tuneloop.rollout.contract import Reply, Sampling
 from tuneloop.rollout.torch_engine import TorchEngine
 
@@ -194,6 +196,14 @@ def test_an_end_token_that_is_also_the_padding_token_is_kept_and_scored(model: P
 
 
 @pytest.fixture
+def one_lane() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
 def tokens_computed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """How many tokens went through the embedding, call by call."""
     calls: list[int] = []
@@ -208,19 +218,60 @@ def tokens_computed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
 
 def test_the_shared_prefix_and_each_prompt_are_computed_once(
-    model: PreTrainedModel, tokens_computed: list[int]
+    model: PreTrainedModel, one_lane: None, tokens_computed: list[int]
 ) -> None:
     TorchEngine(model, []).generate(PROMPTS, [list(range(6))] * 4, Sampling(3))
     # 4 shared tokens, then 1 + 5 + 2 + 1 of the prompts' own; then 24 replies, twice (the third token needs
     # no further pass).
-    assert tokens_computed == [4 + 9, 24, 24]
+    assert tokens_computed == [4, 9, 24, 24]
 
 
-def test_replies_that_have_ended_leave_the_batch(model: PreTrainedModel, tokens_computed: list[int]) -> None:
+def test_the_shared_prefix_is_computed_again_only_once_the_weights_have_changed(
+    model: PreTrainedModel, one_lane: None, tokens_computed: list[int]
+) -> None:
+    engine = TorchEngine(model, [])
+    first = engine.generate(PROMPTS, [[1]] * 4, Sampling(1))
+    kept = engine.generate(PROMPTS, [[1]] * 4, Sampling(1))
+    assert tokens_computed == [4, 9, 9]
+    assert kept == first  # to the last bit: what was kept is what would be computed
+    with torch.no_grad():
+        model.model.embed_tokens.weight.mul_(1.5)
+    engine.weights_changed()
+    changed = engine.generate(PROMPTS, [[1]] * 4, Sampling(1))
+    assert tokens_computed == [4, 9, 9, 4, 9]
+    assert changed == TorchEngine(model, []).generate(PROMPTS, [[1]] * 4, Sampling(1)) != first
+
+
+def test_another_shared_prefix_is_not_mistaken_for_the_kept_one(model: PreTrainedModel) -> None:
+    engine = TorchEngine(model, [])
+    for prompts in (PROMPTS, PROMPTS[1:3], [[1, *p] for p in PROMPTS], PROMPTS):
+        seeds = [[1, 2]] * len(prompts)
+        assert engine.generate(prompts, seeds, Sampling(5)) == TorchEngine(model, []).generate(
+            prompts, seeds, Sampling(5)
+        )
+
+
+@pytest.mark.parametrize("folded", [0, 1 << 20])
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_neither_lanes_nor_where_the_prefix_is_kept_change_a_reply(
+    model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch, one_lane: None, folded: int, threads: int
+) -> None:
+    expected = TorchEngine(model, [2, 7]).generate(PROMPTS, [list(range(6))] * 4, Sampling(20))
+    monkeypatch.setattr(torch_engine, "FOLDED_TOKENS", folded)
+    monkeypatch.setattr(torch_engine, "LANE_REPLIES", 1)
+    torch.set_num_threads(threads)
+    groups = TorchEngine(model, [2, 7]).generate(PROMPTS, [list(range(6))] * 4, Sampling(20))
+    assert [reply.ids for reply in flat(groups)] == [reply.ids for reply in flat(expected)]
+    assert (flat_logprobs(groups) - flat_logprobs(expected)).abs().max() < 1e-12
+
+
+def test_replies_that_have_ended_leave_the_batch(
+    model: PreTrainedModel, one_lane: None, tokens_computed: list[int]
+) -> None:
     ends = [0, 2, 7, 11, 17, 30]
     groups = TorchEngine(model, ends).generate(PROMPTS, [list(range(16))] * 4, Sampling(40))
     replies = flat(groups)
-    _, *rows = tokens_computed
+    _, _, *rows = tokens_computed
     for t, carried in enumerate(rows):
         running = sum(len(reply.ids) > t + 1 for reply in replies)
         # At most a quarter of what is computed may be replies that have already ended.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -40,6 +41,13 @@ with the libraries already imported: that takes seconds, and dozens of processes
 
 STEPS = 24
 KILLS = 24
+OPTIONS = {
+    "train.kl_coefficient": 0.1,
+    "train.old_logprobs": "trainer",
+    "train.engine_ratio_cap": 2.0,
+    "train.overlong": "mask",
+}
+"""What training has that is off by default and looks at more than the present weights."""
 RESULTS = ("policy/model.safetensors", "history.csv", "evaluations.csv", "replies.jsonl", "metrics.json")
 
 
@@ -52,6 +60,24 @@ def twins(
     other = tmp_path_factory.mktemp("left_in_peace")
     shutil.copytree(workspace, other, dirs_exist_ok=True)
     return workspace, other
+
+
+def started(folder: Path, environment: dict[str, str]) -> subprocess.Popen[str]:
+    """The real stage, running, once it has saved two states more."""
+    before = states(folder, "step-*.pt")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "stages.train"],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    deadline = time.monotonic() + 120
+    while len(states(folder, "step-*.pt") - before) < 2:
+        assert process.poll() is None and time.monotonic() < deadline, process.communicate()[0]
+        time.sleep(0.0005)
+    return process
 
 
 def train(folder: Path, environment: dict[str, str]) -> str:
@@ -128,3 +154,41 @@ def test_a_run_killed_at_many_moments_ends_in_the_bytes_of_a_run_left_in_peace(
     assert (killed / "data/train/policy/model.safetensors").read_bytes() != (
         killed / "data/policy/model/model.safetensors"
     ).read_bytes(), "else nothing was trained"
+
+
+@pytest.mark.slow
+def test_a_truncated_state_and_a_full_disk_are_said_plainly_and_cost_at_most_one_interval(
+    twins: tuple[Path, Path], environment: dict[str, str], write_params: Callable[..., None]
+) -> None:
+    harmed, in_peace = twins
+    for folder in twins:
+        write_params(folder, {"train.steps": STEPS} | OPTIONS)
+    train(in_peace, environment)
+
+    process = started(harmed, environment)
+    process.kill()
+    process.communicate()
+    *_, older, newest = sorted((harmed / ".state" / "train").glob("*/step-*.pt"))
+    newest.write_bytes(newest.read_bytes()[:1000])
+
+    process = started(harmed, environment)
+    # From here on, no file may grow beyond a size that no state fits in: a write fails like one on a full disk.
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+    said = process.communicate(timeout=120)[0]
+    assert process.returncode == 2, said
+    assert f"{newest.relative_to(harmed)}: is damaged and passed over" in said
+    assert f"continuing after step {step_of(older)} of {STEPS}" in said
+    failed = re.search(
+        r"\[train\] error: \S+/step-(\d+)-\w+\.pt: the training state of step .*run the same command", said
+    )
+    assert failed and "(File too large)" in said and "Traceback" not in said
+
+    last = max(map(step_of, (harmed / ".state" / "train").glob("*/step-*.pt")))
+    assert last == int(failed[1]) - 1, "a state is saved every step, so one step is lost"
+    assert f"continuing after step {last} of {STEPS}" in train(harmed, environment)
+    for name in RESULTS:
+        assert (harmed / "data/train" / name).read_bytes() == (in_peace / "data/train" / name).read_bytes(), name
+
+
+def step_of(state: Path) -> int:
+    return int(state.name.split("-")[1])

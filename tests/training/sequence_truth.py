@@ -3,6 +3,7 @@ package: log-probabilities from transformers' forward pass over single sequences
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -15,12 +16,16 @@ VOCABULARY = 24
 
 @dataclass(frozen=True)
 class Sampled:
-    """One reply with what training knows of it."""
+    """One reply with what training knows of it; `weights` are those of the engine's mismatch, one a token."""
 
     prompt: list[int]
     reply: list[int]
     old: list[float]
     advantage: float
+    weights: list[float] | None = None
+
+    def weight(self, token: int) -> float:
+        return 1.0 if self.weights is None else self.weights[token]
 
 
 def tiny_model(seed: int = 0, dtype: torch.dtype = torch.float64) -> PreTrainedModel:
@@ -69,6 +74,46 @@ def token_logprobs(
     return [row[token] for row, token in zip(rows(model, prompt, reply, temperature), reply)]
 
 
+def padded_logprobs(
+    model: PreTrainedModel, sampled: Sequence[Sampled], side: str, temperature: float
+) -> list[list[Tensor]]:
+    """`token_logprobs` of all replies from one pass, padded on the left or right with the end token."""
+    sequences = [[*s.prompt, *s.reply] for s in sampled]
+    width = max(map(len, sequences))
+    ids = torch.full((len(sequences), width), model.config.pad_token_id)
+    mask, positions = torch.zeros_like(ids), torch.zeros_like(ids)
+    starts = [width - len(row) if side == "left" else 0 for row in sequences]
+    for i, (start, row) in enumerate(zip(starts, sequences)):
+        place = slice(start, start + len(row))
+        ids[i, place], mask[i, place], positions[i, place] = torch.tensor(row), 1, torch.arange(len(row))
+    logits = model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False).logits
+    logp = (logits / temperature).log_softmax(-1)
+    return [
+        [logp[i, start + len(s.prompt) + t - 1, token] for t, token in enumerate(s.reply)]
+        for i, (start, s) in enumerate(zip(starts, sampled))
+    ]
+
+
+def token_weights(old: Sequence[float], engine: Sequence[float], cap: float) -> list[float]:
+    """min(πold / πengine, cap) of every token."""
+    return [min(math.exp(a) / math.exp(b), cap) for a, b in zip(old, engine)]
+
+
+def reply_weights(old: Sequence[float], engine: Sequence[float], cap: float) -> list[float]:
+    """The same for the reply as a whole: the ratio of the two probabilities of the reply, at every token."""
+    ratio = math.prod(map(math.exp, old)) / math.prod(map(math.exp, engine))
+    return [min(ratio, cap)] * len(old)
+
+
+def mean_kl(new: Sequence[Sequence[Tensor]], base: Sequence[Sequence[float]]) -> Tensor:
+    """arXiv 2402.03300, eq. 4, averaged as in eq. 3: over a reply's tokens, then over replies."""
+    replies = []
+    for now, before in zip(new, base):
+        tokens = [math.exp(b) / n.exp() - (b - n) - 1 for n, b in zip(now, before)]
+        replies.append(sum(tokens) / len(tokens))
+    return sum(replies) / len(replies)
+
+
 def mean_entropy(model: PreTrainedModel, sampled: Sequence[Sampled], temperature: float) -> Tensor:
     """Over all reply tokens, in nats."""
     parts = [-(row.exp() * row).sum() for s in sampled for row in rows(model, s.prompt, s.reply, temperature)]
@@ -94,14 +139,15 @@ def sequence_ratio(new: Sequence[Tensor], old: Sequence[float]) -> Tensor:
 
 def gspo(new: Sequence[Sequence[Tensor]], sampled: Sequence[Sampled], low: float, high: float, limit: int) -> Tensor:
     """J of arXiv 2507.18071, eq. 5."""
-    return sum(held(sequence_ratio(n, s.old), s.advantage, low, high) for n, s in zip(new, sampled)) / len(sampled)
+    terms = [held(sequence_ratio(n, s.old), s.advantage, low, high) * s.weight(0) for n, s in zip(new, sampled)]
+    return sum(terms) / len(sampled)
 
 
 def grpo(new: Sequence[Sequence[Tensor]], sampled: Sequence[Sampled], low: float, high: float, limit: int) -> Tensor:
     """J of arXiv 2402.03300, eq. 3 without KL: mean over a reply's tokens, then over replies."""
     replies = []
     for n, s in zip(new, sampled):
-        tokens = [held((a - b).exp(), s.advantage, low, high) for a, b in zip(n, s.old)]
+        tokens = [held((a - b).exp(), s.advantage, low, high) * s.weight(t) for t, (a, b) in enumerate(zip(n, s.old))]
         replies.append(sum(tokens) / len(tokens))
     return sum(replies) / len(replies)
 
@@ -110,17 +156,17 @@ def dr_grpo(new: Sequence[Sequence[Tensor]], sampled: Sequence[Sampled], low: fl
     """J of arXiv 2503.20783, section 3.2: a constant in the place of the reply's length."""
     total = torch.zeros((), dtype=torch.float64)
     for n, s in zip(new, sampled):
-        for after, before in zip(n, s.old):
-            total = total + held((after - before).exp(), s.advantage, low, high)
+        for t, (after, before) in enumerate(zip(n, s.old)):
+            total = total + held((after - before).exp(), s.advantage, low, high) * s.weight(t)
     return total / (len(sampled) * limit)
 
 
 def dapo(new: Sequence[Sequence[Tensor]], sampled: Sequence[Sampled], low: float, high: float, limit: int) -> Tensor:
     """J of arXiv 2503.14476, eq. 8: a mean over all tokens."""
     tokens = [
-        held((after - before).exp(), s.advantage, low, high)
+        held((after - before).exp(), s.advantage, low, high) * s.weight(t)
         for n, s in zip(new, sampled)
-        for after, before in zip(n, s.old)
+        for t, (after, before) in enumerate(zip(n, s.old))
     ]
     return sum(tokens) / len(tokens)
 

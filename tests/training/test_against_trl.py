@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from tuneloop.training.objectives import OBJECTIVES, Clip, Counts, Replies
+from tuneloop.training.update import engine_weights, kl_to_base
 
 CLIP = Clip(low=0.05, high=0.08)
 LIMIT = 9
@@ -47,7 +48,15 @@ def grpo_trainer() -> type:
 
 
 def trl_loss(
-    grpo_trainer: type, name: str, logp: Tensor, old: Tensor, mask: Tensor, advantage: Tensor
+    grpo_trainer: type,
+    name: str,
+    logp: Tensor,
+    old: Tensor,
+    mask: Tensor,
+    advantage: Tensor,
+    beta: float = 0.0,
+    base: Tensor | None = None,
+    weights: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, float]]:
     """TRL's loss, and the metrics it logs beside it."""
     from accelerate import Accelerator
@@ -64,10 +73,11 @@ def trl_loss(
         "epsilon_low": CLIP.low,
         "epsilon_high": CLIP.high,
         "max_completion_length": LIMIT,
-        "beta": 0.0,
+        "beta": beta,
         "top_entropy_quantile": 1.0,
         "off_policy_mask_threshold": None,
-        "use_vllm": False,
+        "use_vllm": weights is not None,
+        "vllm_importance_sampling_correction": weights is not None,
         "aux_loss_enabled": False,
         "_entropy_bonus_enabled": False,
         "current_gradient_accumulation_steps": 1,
@@ -88,6 +98,8 @@ def trl_loss(
             "completion_mask": mask.long(),
             "advantages": advantage,
             "old_per_token_logps": old,
+            "ref_per_token_logps": base,
+            "importance_sampling_ratio": weights,
             "num_items_in_batch": mask.sum(),
         },
     )
@@ -95,6 +107,7 @@ def trl_loss(
 
 
 def our_loss(name: str, logp: Tensor, old: Tensor, mask: Tensor, advantage: Tensor) -> tuple[Tensor, dict[str, float]]:
+    """Loss and the same metrics; `advantage` [N, 1] or [N, L]."""
     terms = OBJECTIVES[name].terms(Replies(logp, old, mask, advantage), CLIP)
     counts = Counts(replies=len(logp), tokens=int(mask.sum()), max_new_tokens=LIMIT)
     shares = {
@@ -104,9 +117,8 @@ def our_loss(name: str, logp: Tensor, old: Tensor, mask: Tensor, advantage: Tens
     return terms.loss / OBJECTIVES[name].normaliser(counts), shares
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("name", IN_TRL)
-def test_loss_gradient_and_clip_shares_are_trls(grpo_trainer: type, name: str, seed: int) -> None:
+def drawn(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Log-probabilities now and before, mask and advantages [16] of replies of 1 to 7 tokens."""
     draw = torch.Generator().manual_seed(seed)
     lengths = torch.tensor([7, 1, 4, 2, 6, 3, 5, 7] * 2)
     mask = torch.arange(7) < lengths[:, None]
@@ -115,15 +127,53 @@ def test_loss_gradient_and_clip_shares_are_trls(grpo_trainer: type, name: str, s
     drift = 0.3 * torch.randn(16, 1, generator=draw, dtype=torch.float64)
     new = old + drift + 0.1 * torch.randn(16, 7, generator=draw, dtype=torch.float64)
     old, new = (x.masked_fill(~mask, 0.0) for x in (old, new))
-    advantage = torch.randn(16, generator=draw, dtype=torch.float64)
+    return new, old, mask, torch.randn(16, generator=draw, dtype=torch.float64)
 
-    ours, theirs = new.clone().requires_grad_(), new.clone().requires_grad_()
-    our_value, our_shares = our_loss(name, ours, old, mask, advantage)
-    their_value, their_metrics = trl_loss(grpo_trainer, name, theirs, old, mask, advantage)
+
+def assert_equal(our_value: Tensor, ours: Tensor, their_value: Tensor, theirs: Tensor) -> None:
+    """Equal losses, with equal gradients for the log-probabilities `ours` and `theirs`."""
     our_value.backward()
     their_value.backward()
     assert our_value.item() == pytest.approx(their_value.item(), rel=1e-12)
     assert (ours.grad - theirs.grad).norm() / theirs.grad.norm() < 1e-12
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", IN_TRL)
+def test_loss_gradient_and_clip_shares_are_trls(grpo_trainer: type, name: str, seed: int) -> None:
+    new, old, mask, advantage = drawn(seed)
+    ours, theirs = new.clone().requires_grad_(), new.clone().requires_grad_()
+    our_value, our_shares = our_loss(name, ours, old, mask, advantage[:, None])
+    their_value, their_metrics = trl_loss(grpo_trainer, name, theirs, old, mask, advantage)
+    assert_equal(our_value, ours, their_value, theirs)
     if name != "gspo_token":  # TRL logs one ratio a reply, this objective one a token
         assert our_shares == pytest.approx({key: their_metrics[key] for key in our_shares}, rel=1e-6)
         assert sum(our_shares.values()) > 0
+
+
+# TRL divides the KL term like the rest of the loss; with loss_type "grpo" that is a reply's mean, as here always.
+@pytest.mark.parametrize("name", ["gspo", "gspo_token", "grpo"])
+def test_the_kl_term_is_trls(grpo_trainer: type, name: str) -> None:
+    new, old, mask, advantage = drawn(7)
+    base = (old + 0.4 * torch.linspace(-1, 1, 7, dtype=torch.float64)).masked_fill(~mask, 0.0)
+    ours, theirs = new.clone().requires_grad_(), new.clone().requires_grad_()
+    our_value = our_loss(name, ours, old, mask, advantage[:, None])[0] + 0.7 * kl_to_base(ours, base, mask) / 16
+    their_value, metrics = trl_loss(grpo_trainer, name, theirs, old, mask, advantage, beta=0.7, base=base)
+    assert metrics["kl"] > 0.01, "else the test shows nothing"
+    assert_equal(our_value, ours, their_value, theirs)
+
+
+# `vllm_importance_sampling_mode`: "sequence_truncate" for one ratio a reply, else "token_truncate". TRL makes
+# these weights while it generates, in the middle of a method that cannot run alone: they are written out here.
+@pytest.mark.parametrize("name", IN_TRL)
+def test_engine_weights_act_as_in_trl(grpo_trainer: type, name: str) -> None:
+    new, old, mask, advantage = drawn(8)
+    difference = (0.1 * torch.randn(16, 7, generator=torch.Generator().manual_seed(9), dtype=torch.float64)) * mask
+    a_reply = IN_TRL[name][0] == "sequence"
+    in_trl = (difference.sum(-1, keepdim=True) if a_reply else difference).exp().clamp(max=1.1)
+    weights, capped = engine_weights(difference, mask, OBJECTIVES[name].UNIT, 1.1)
+    assert 0 < capped.double().mean() < 1
+    ours, theirs = new.clone().requires_grad_(), new.clone().requires_grad_()
+    our_value, _ = our_loss(name, ours, old, mask, weights * advantage[:, None])
+    their_value, _ = trl_loss(grpo_trainer, name, theirs, old, mask, advantage, weights=in_trl)
+    assert_equal(our_value, ours, their_value, theirs)

@@ -5,72 +5,32 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
 
 import pytest
 import sequence_truth as truth
 import torch
-from sequence_truth import Sampled, gradients, relative_error, tiny_model, token_logprobs
+from example_batch import (
+    BATCH,
+    CLIP,
+    GROUPS,
+    HOLEY,
+    LIMIT,
+    SIZE,
+    TEMPERATURE,
+    expected_value,
+    sampled,
+    update,
+    without,
+)
+from sequence_truth import gradients, relative_error, tiny_model, token_logprobs
 from transformers import PreTrainedModel
 
 from tuneloop.policies.decoder import DenseDecoder
 from tuneloop.rollout.contract import Sampling
 from tuneloop.rollout.torch_engine import TorchEngine
 from tuneloop.training.batch import Group, micro_batches, score
-from tuneloop.training.objectives import OBJECTIVES, Clip, Counts, Replies
-from tuneloop.training.update import UpdateLog, accumulate, apply
-
-CLIP = Clip(low=0.05, high=0.08)
-LIMIT = 9
-"""`max_new_tokens`, which no reply below reaches."""
-TEMPERATURE = 0.8
-GROUPS, SIZE = 8, 3
-
-
-def batch() -> list[Group]:
-    """Eight groups of three replies of 1 to 6 tokens, both signs of advantage, and old log-probabilities
-    that put ratios below, in and above the clip range."""
-    draw = torch.Generator().manual_seed(1)
-    model = tiny_model()
-    groups = []
-    for g in range(GROUPS):
-        prompt = [5, 9, 9, *torch.randint(0, truth.VOCABULARY, (1 + g % 4,), generator=draw).tolist()]
-        replies = [
-            torch.randint(0, truth.VOCABULARY, (1 + (g + 2 * i) % 6,), generator=draw).tolist() for i in range(SIZE)
-        ]
-        advantages = [[1.2, -0.7, -0.5], [-1.4, 0.9, 0.5]][g % 2]
-        old = []
-        for i, reply in enumerate(replies):
-            with torch.no_grad():
-                now = torch.stack(token_logprobs(model, prompt, reply, TEMPERATURE))
-            shift = (-0.15, 0.0, 0.15)[(g // 2 + i) % 3]
-            old.append((now + shift + 0.1 * torch.randn(len(reply), generator=draw, dtype=torch.float64)).tolist())
-        groups.append(Group(prompt, replies, old, advantages))
-    return groups
-
-
-BATCH = batch()
-
-
-def sampled(groups: Sequence[Group]) -> list[Sampled]:
-    return [Sampled(g.prompt, *reply) for g in groups for reply in zip(g.replies, g.old_logprobs, g.advantages)]
-
-
-def expected_value(model: PreTrainedModel, name: str, groups: Sequence[Group]) -> torch.Tensor:
-    """J by the paper."""
-    new = [token_logprobs(model, s.prompt, s.reply, TEMPERATURE) for s in sampled(groups)]
-    return truth.OBJECTIVES[name](new, sampled(groups), CLIP.low, CLIP.high, LIMIT)
-
-
-def update(
-    model: PreTrainedModel, name: str, groups: Sequence[Group] = BATCH, most: int = 512, entropy_bonus: float = 0.0
-) -> tuple[UpdateLog, list[torch.Tensor]]:
-    """One update's log and the gradient of its loss for every parameter."""
-    model.zero_grad(set_to_none=True)
-    log = accumulate(
-        DenseDecoder(model), groups, OBJECTIVES[name], CLIP, TEMPERATURE, LIMIT, most, entropy_bonus=entropy_bonus
-    )
-    return log, [parameter.grad for parameter in model.parameters()]
+from tuneloop.training.objectives import OBJECTIVES, Counts, Replies
+from tuneloop.training.update import apply
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
@@ -90,6 +50,38 @@ def test_the_loss_is_minus_the_papers_objective(name: str) -> None:
         counts = Counts(GROUPS * SIZE, sum(g.tokens for g in BATCH), LIMIT)
         loss = OBJECTIVES[name].terms(replies, CLIP).loss / OBJECTIVES[name].normaliser(counts)
         assert loss.item() == pytest.approx(-expected_value(model, name, BATCH).item(), rel=1e-10)
+
+
+@pytest.mark.parametrize(("most", "parts"), [(512, 1), (3, 8)])
+@pytest.mark.parametrize("layout", ["one at a time", "left", "right"])
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_replies_left_out_count_for_nothing_however_the_rest_is_laid_out(
+    name: str, layout: str, most: int, parts: int
+) -> None:
+    model = tiny_model()
+    kept = sampled(HOLEY)
+    assert len(kept) == 3 * 9 - 6 and len(micro_batches([g for g in HOLEY if g.tokens], most)) == parts
+    if layout == "one at a time":
+        value = expected_value(model, name, HOLEY)
+    else:
+        new = truth.padded_logprobs(model, kept, layout, TEMPERATURE)
+        value = truth.OBJECTIVES[name](new, kept, CLIP.low, CLIP.high, LIMIT)
+    expected = gradients(model, -value)
+    log, found = update(model, name, HOLEY, most)
+    assert relative_error(found, expected) < 1e-9
+    assert (log.replies, log.tokens) == (len(kept), sum(len(s.reply) for s in kept))
+    assert len(log.ratio) == (log.replies if name == "gspo" else log.tokens)
+
+
+def test_an_update_without_any_token_is_refused() -> None:
+    with pytest.raises(ValueError, match="a reply with tokens"):
+        update(tiny_model(), "gspo", [without(BATCH[0], 0, 1, 2)])
+
+
+def test_an_advantage_that_would_spread_over_tokens_is_refused() -> None:
+    square = torch.zeros(3, 3, dtype=torch.float64)
+    with pytest.raises(ValueError, match=r"advantage is \[3\], not \[3, 1\] or \[3, 3\]"):
+        Replies(square, square, square == 0, torch.ones(3, dtype=torch.float64))
 
 
 # 24 replies in groups of 3: all at once; two groups at a time; 3, 3 and 2 groups; one group at a time.
@@ -162,7 +154,7 @@ def test_gspo_token_is_gspo_in_value_and_gradient() -> None:
     mask = torch.arange(7) < torch.tensor([7, 1, 4, 2, 6])[:, None]
     old = torch.randn(5, 7, generator=draw, dtype=torch.float64).masked_fill(~mask, 0)
     new = (old + 0.1 * torch.randn(5, 7, generator=draw, dtype=torch.float64)).masked_fill(~mask, 0).requires_grad_()
-    advantage = torch.tensor([1.0, -2.0, 0.5, -0.25, 0.0], dtype=torch.float64)
+    advantage = torch.tensor([[1.0], [-2.0], [0.5], [-0.25], [0.0]], dtype=torch.float64)
     losses = [OBJECTIVES[n].terms(Replies(new, old, mask, advantage), CLIP).loss for n in ("gspo", "gspo_token")]
     one, other = (torch.autograd.grad(loss, new)[0] for loss in losses)
     assert losses[1].item() == pytest.approx(losses[0].item(), rel=1e-12)
@@ -178,7 +170,7 @@ def test_the_gradient_of_a_clipped_ratio_is_exactly_0_and_of_any_other_it_is_not
     # Every token of a reply has the same ratio, so that sequence and token ratios agree.
     old = torch.full((len(RATIOS), 3), -1.5, dtype=torch.float64)
     new = (old + torch.tensor(RATIOS, dtype=torch.float64).log()[:, None]).requires_grad_()
-    advantage = torch.full((len(RATIOS),), 0.7 * sign, dtype=torch.float64)
+    advantage = torch.full((len(RATIOS), 1), 0.7 * sign, dtype=torch.float64)
     terms = OBJECTIVES[name].terms(Replies(new, old, torch.ones(len(RATIOS), 3, dtype=torch.bool), advantage), CLIP)
     terms.loss.backward()
     clipped = [r > 1.08 if sign > 0 else r < 0.95 for r in RATIOS]
@@ -210,7 +202,7 @@ def test_what_stands_behind_a_replys_end_counts_for_nothing(name: str) -> None:
     mask = torch.tensor([[True, True, False], [True, False, False]])
     old = torch.tensor([[-1.0, -2.0, 0.0], [-0.5, 0.0, 0.0]], dtype=torch.float64)
     new = torch.tensor([[-0.9, -2.1, 500.0], [-0.6, math.inf, -900.0]], dtype=torch.float64)
-    advantage = torch.tensor([1.0, -1.0], dtype=torch.float64)
+    advantage = torch.tensor([[1.0], [-1.0]], dtype=torch.float64)
     clean = new.masked_fill(~mask, 0).requires_grad_()
     dirty = new.clone().requires_grad_()
     for logp in (clean, dirty):

@@ -4,88 +4,33 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from runs import TASK, Start, assert_two_and_two_steps_equal_four, same, steps, weights
 
-from tuneloop import machine
 from tuneloop.errors import UserError
-from tuneloop.params import Params
-from tuneloop.policies.policy import Policy, load_policy
-from tuneloop.rollout.ask import Asker
+from tuneloop.policies.policy import Policy
 from tuneloop.rollout.contract import Reply, Sampling
 from tuneloop.rollout.torch_engine import TorchEngine
-from tuneloop.tasks import load_task
 from tuneloop.training import trainer as trainer_module
 from tuneloop.training.order import visit
-from tuneloop.training.state import StateFolder
 from tuneloop.training.trainer import Trainer
-
-TASK = load_task("tictactoe")
 
 HISTORY = (
     "step,reward_mean,reward_std,reward_min,reward_max,"
     "share_no_call,share_several_calls,share_wrong_tool,share_bad_arguments,"
     "share_occupied,share_legal,share_optimal,share_win,"
-    "length_all,length_finished,length_truncated,ratio_mean,ratio_std,ratio_min,ratio_max,clip_low,clip_high,"
-    "zero_variance_groups,entropy,grad_norm,lr,engine_gap_mean,engine_gap_max,weights_changed"
+    "length_all,length_finished,length_truncated,overlong_masked,"
+    "ratio_mean,ratio_std,ratio_min,ratio_max,clip_low,clip_high,"
+    "zero_variance_groups,entropy,kl,grad_norm,lr,engine_gap_mean,engine_gap_max,engine_ratio_capped,weights_changed"
 )
 """The documented columns of history.csv, in order."""
 
 REPLY = "step,id,board,stratum,cluster,sample,prompt_hash,text,call,outcome,reward,length,finish_reason"
 """The documented columns of the sampled reward table, in order."""
-
-Start = Callable[..., Trainer]
-
-
-@pytest.fixture
-def start(tiny_params: Callable[..., Params], tiny_records: tuple[list, list], tiny_policy: Path) -> Start:
-    """`start({"train.lr": 0.0})`: a trainer at step 0 with the tiny policy's weights."""
-
-    def begin(changes: Mapping[str, Any] = {}, engine: Callable[[Policy], Any] | None = None) -> Trainer:
-        params = tiny_params(changes)
-        policy = load_policy(tiny_policy, machine.prepare(params.machine.threads))
-        made = engine(policy) if engine else TorchEngine(policy.model, policy.end_ids)
-        return Trainer(Asker(policy, made, TASK), made, *tiny_records, params.train, params.rollout, params.seed)
-
-    return begin
-
-
-@pytest.fixture
-def used(monkeypatch: pytest.MonkeyPatch) -> list[list[Any]]:
-    """The groups of every update that is computed from here on."""
-    updates: list[list[Any]] = []
-    real = trainer_module.accumulate
-
-    def spy(decoder: Any, groups: Sequence[Any], *rest: Any) -> Any:
-        updates.append(list(groups))
-        return real(decoder, groups, *rest)
-
-    monkeypatch.setattr(trainer_module, "accumulate", spy)
-    return updates
-
-
-def steps(trainer: Trainer, count: int | None = None) -> list[dict[str, Any]]:
-    run = trainer.run()
-    return list(run) if count is None else [next(run) for _ in range(count)]
-
-
-def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
-    return {name: value.clone() for name, value in trainer.asker.policy.model.state_dict().items()}
-
-
-def same(one: Any, other: Any) -> bool:
-    """Equal bit for bit, tensors and floats included."""
-    if isinstance(one, torch.Tensor):
-        return one.dtype == other.dtype and torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    return one == other
 
 
 def groups_of(trainer: Trainer, step: int) -> dict[str, list[float]]:
@@ -101,24 +46,7 @@ def groups_of(trainer: Trainer, step: int) -> dict[str, list[float]]:
 
 
 def test_two_steps_and_two_more_from_the_saved_state_equal_four_steps_bit_for_bit(start: Start, tmp_path: Path) -> None:
-    whole = start()
-    steps(whole)
-
-    first = start()
-    steps(first, 2)
-    StateFolder(tmp_path, "key").save(2, first.state())
-    second = start()
-    second.restore(StateFolder(tmp_path, "key").load())
-    assert second.step == 2
-    rows = steps(second)
-
-    assert [row["step"] for row in rows] == [3, 4]
-    assert all(row["weights_changed"] > 0 for row in whole.tables.history), "else the test shows nothing"
-    assert same(weights(whole), weights(second))
-    assert same(whole.optimizer.state_dict(), second.optimizer.state_dict())
-    for table in ("history", "evaluations", "replies"):
-        assert getattr(whole.tables, table) == getattr(second.tables, table), table
-    assert [row["step"] for row in second.tables.timings] == [1, 2, 3, 4]
+    assert_two_and_two_steps_equal_four(start, tmp_path)
 
 
 def test_a_run_whose_last_state_was_saved_has_nothing_left_to_do(start: Start) -> None:

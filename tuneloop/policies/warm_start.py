@@ -7,10 +7,14 @@ Gives a freshly drawn policy the reply format. What the demonstrations teach is 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
+from torch import Tensor
 
-from tuneloop.policies.decoder import DenseDecoder, prompt_tree
+from tuneloop.policies.decoder import DenseDecoder
+from tuneloop.policies.lanes import add_gradients, lanes, split
+from tuneloop.policies.prompt_tree import prompt_tree
 from tuneloop.policies.scoring import reply_logprobs
 
 
@@ -36,14 +40,23 @@ def warm_start(
     )
     losses = []
     for update, batch in enumerate(batches, 1):
-        tree = prompt_tree([p for p, _ in batch], [[r] for _, r in batch], decoder.device)
-        logp, _ = reply_logprobs(decoder, tree)
-        loss = -logp.mean()
+        tokens = sum(len(reply) for _, reply in batch)
         optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        jobs = [partial(_loss, decoder, part, tokens) for part in split(batch, lanes(decoder.model))]
+        loss = sum(add_gradients(parameters, jobs))
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         schedule.step()
-        losses.append(loss.item())
+        losses.append(loss)
         progress(update, losses[-1])
     return losses
+
+
+def _loss(
+    decoder: DenseDecoder, part: Sequence[tuple[list[int], list[int]]], tokens: int
+) -> list[tuple[Tensor, float]]:
+    """One lane's part of a batch's loss, the mean over all `tokens` of the batch."""
+    tree = prompt_tree([p for p, _ in part], [[r] for _, r in part], decoder.device)
+    logp, _ = reply_logprobs(decoder, tree)
+    loss = -logp.sum() / tokens
+    return [(loss, loss.item())]

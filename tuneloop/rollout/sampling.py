@@ -23,13 +23,14 @@ def uniforms(seeds: Sequence[int], length: int) -> np.ndarray:
 
 def next_tokens(logits: Tensor, sampling: Sampling, u: Tensor) -> tuple[Tensor, Tensor]:
     """Token ids [n] and their log-probabilities [n] from logits [n, vocabulary] and uniforms [n]."""
-    if sampling.greedy:
-        logp = logits.log_softmax(-1)
-        ids = logits.argmax(-1)
-        return ids, logp.gather(-1, ids[:, None])[:, 0]
-    logp = (logits / sampling.temperature).log_softmax(-1)
-    ids = draw(cut(logp, sampling), u)
-    return ids, logp.gather(-1, ids[:, None])[:, 0]
+    if not sampling.greedy and sampling.temperature != 1:
+        logits = logits / sampling.temperature
+    shifted = logits - logits.amax(-1, keepdim=True)
+    weights = shifted.exp()
+    # Not log_softmax: that is one more pass over the vocabulary, and sampling needs the exponentials anyway.
+    log_total = weights.sum(-1).log()
+    ids = logits.argmax(-1) if sampling.greedy else draw(cut(weights, sampling), u)
+    return ids, shifted.gather(-1, ids[:, None])[:, 0] - log_total
 
 
 BLOCK = 32
@@ -61,16 +62,15 @@ def _first_above(running: Tensor, target: Tensor) -> Tensor:
     return torch.searchsorted(running, held[:, None], right=True)[:, 0]
 
 
-def cut(logp: Tensor, sampling: Sampling) -> Tensor:
-    """Probabilities [n, vocabulary] left by top-k, then top-p (the smallest set of likeliest tokens
-    that reaches p), not renormalised."""
-    probabilities = logp.exp()
-    if sampling.top_k and sampling.top_k < logp.shape[-1]:
-        least = probabilities.topk(sampling.top_k, dim=-1).values[:, -1:]
-        probabilities = probabilities.masked_fill(probabilities < least, 0.0)
+def cut(weights: Tensor, sampling: Sampling) -> Tensor:
+    """What top-k, then top-p (the smallest set of likeliest tokens that reaches p) leave of the
+    probabilities [n, vocabulary], which are given at any scale and not rescaled."""
+    if sampling.top_k and sampling.top_k < weights.shape[-1]:
+        least = weights.topk(sampling.top_k, dim=-1).values[:, -1:]
+        weights = weights.masked_fill(weights < least, 0.0)
     if sampling.top_p < 1:
-        ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
+        ordered, order = weights.sort(dim=-1, descending=True, stable=True)
         before = ordered.cumsum(-1) - ordered
         ordered = ordered.masked_fill(before >= sampling.top_p * ordered.sum(-1, keepdim=True), 0.0)
-        probabilities = torch.zeros_like(probabilities).scatter_(-1, order, ordered)
-    return probabilities
+        weights = torch.zeros_like(weights).scatter_(-1, order, ordered)
+    return weights

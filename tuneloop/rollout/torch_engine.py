@@ -2,25 +2,34 @@
 
 All prompts of a call share their longest common prefix, every group shares its suffix, and a reply
 that has ended leaves the batch. Keys and values are kept where they are shared: [prefix], [group],
-[reply]. Shape suffixes as in `tuneloop.policies.decoder`.
+[reply]; those of the prefix also from call to call, until the weights change. Shape suffixes as in
+`tuneloop.policies.decoder`.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tuneloop.policies.decoder import DenseDecoder, LayerWeights, prompt_tree, rotated
+from tuneloop.policies.decoder import DenseDecoder, Fused, KeysAndValues
+from tuneloop.policies.lanes import lanes, share, split
+from tuneloop.policies.prompt_tree import prompt_tree, shared_prefix
 from tuneloop.rollout.contract import Reply, Sampling
 from tuneloop.rollout.sampling import next_tokens, uniforms
 
 COMPACT_SHARE = 0.25
 """Finished replies are carried along until they are this share of the batch, then dropped: moving
 the keys and values of the others costs about as much as a few steps."""
+LANE_REPLIES = 128
+"""A lane with fewer replies than this costs more in handing over Python's lock than it saves."""
+FOLDED_TOKENS = 8192
+"""A prefix is copied into every group where that makes at most this many tokens: one product less a layer
+and token, for little memory."""
 
 
 class TorchEngine:
@@ -32,9 +41,10 @@ class TorchEngine:
         self.decoder = DenseDecoder(model)
         self.end_ids = list(end_ids)
         self.batch_replies = batch_replies
+        self.prefix: tuple[list[int], list[KeysAndValues]] | None = None
 
     def weights_changed(self) -> None:
-        """Nothing is kept between calls, so nothing can be stale."""
+        self.prefix = None
 
     @torch.inference_mode()
     def generate(
@@ -42,33 +52,50 @@ class TorchEngine:
     ) -> list[list[Reply]]:
         if len(prompts) != len(seeds):
             raise ValueError(f"{len(prompts)} prompts but seeds for {len(seeds)}")
-        largest = max(map(len, seeds), default=1)
-        groups = max(1, self.batch_replies // max(1, largest))
+        if not prompts:
+            return []
+        prefix = self._prefix(prompts)
+        weights = self.decoder.fused()
+        most = lanes(self.decoder.model)
+        count = max(1, min(most, len(prompts), sum(map(len, seeds)) // LANE_REPLIES))
+        lane = partial(self._lane, sampling=sampling, prefix=prefix, weights=weights, count=count)
+        jobs = [partial(lane, *part) for part in zip(split(prompts, count), split(seeds, count))]
+        return list(itertools.chain(*share(jobs, threads=1 if most > 1 else torch.get_num_threads())))
+
+    @torch.inference_mode()
+    def _lane(
+        self,
+        prompts: Sequence[Sequence[int]],
+        seeds: Sequence[Sequence[int]],
+        sampling: Sampling,
+        prefix: list[KeysAndValues],
+        weights: list[Fused],
+        count: int,
+    ) -> list[list[Reply]]:
+        """Part of a call's groups, on one thread of `count`."""
+        largest = max(map(len, seeds))
+        groups = max(1, self.batch_replies // count // max(1, largest))
         replies: list[list[Reply]] = []
         for start in range(0, len(prompts), groups):
             part = slice(start, start + groups)
-            replies += _Batch(self.decoder, prompts[part], seeds[part], sampling).run(self.end_ids)
+            batch = _Batch(self.decoder, prompts[part], seeds[part], sampling, prefix, weights)
+            replies += batch.run(self.end_ids)
         return replies
 
-
-@dataclass(frozen=True)
-class _Fused:
-    """A layer's matrices that share an input, joined: fewer and larger products a token."""
-
-    layer: LayerWeights
-    qkv: Tensor
-    qkv_bias: Tensor | None
-    gate_up: Tensor
-
-    @staticmethod
-    def of(layer: LayerWeights) -> _Fused:
-        three = (layer.q, layer.k, layer.v)
-        bias = None if layer.q[1] is None else torch.cat([b for _, b in three])
-        return _Fused(layer, torch.cat([w for w, _ in three]), bias, torch.cat([layer.gate, layer.up]))
+    def _prefix(self, prompts: Sequence[Sequence[int]]) -> list[KeysAndValues]:
+        """Keys and values of the prompts' longest common prefix. Always computed by themselves, so that
+        having kept them changes nothing."""
+        ids = list(prompts[0][: shared_prefix(prompts)])
+        if self.prefix is None or self.prefix[0] != ids:
+            layers: list[KeysAndValues] = []
+            if ids:
+                self.decoder.forward(prompt_tree([ids], [], self.decoder.device), lambda k, v: layers.append((k, v)))
+            self.prefix = ids, layers
+        return self.prefix[1]
 
 
 class _Batch:
-    """The replies in flight of one call."""
+    """The replies in flight at once."""
 
     def __init__(
         self,
@@ -76,34 +103,44 @@ class _Batch:
         prompts: Sequence[Sequence[int]],
         seeds: Sequence[Sequence[int]],
         sampling: Sampling,
+        prefix: list[KeysAndValues],
+        weights: list[Fused],
     ):
-        self.decoder, self.sampling = decoder, sampling
+        self.decoder, self.sampling, self.layers = decoder, sampling, weights
         device = decoder.device
+        K, D, L = decoder.kv_heads, decoder.head_width, sampling.max_new_tokens
+        P = len(prefix[0][0]) if prefix else 0
         self.sizes = [len(s) for s in seeds]
-        self.layers = [_Fused.of(layer) for layer in decoder.layers()]
-        self.prefix: list[tuple[Tensor, Tensor]] = []  # per layer [K, D, P], [K, P, D]
+        self.prefix: list[tuple[Tensor, Tensor] | None] = []  # per layer [K, D, P], [K, P, D]
         self.suffix: list[tuple[Tensor, Tensor]] = []  # per layer [K, B, D, S], [K, B, S, D]
-        tree = prompt_tree(prompts, [], device)
-        P, end = tree.prefix, tree.prompt_tokens
+        tree = prompt_tree(prompts, [], device, prefix=P)
+        B = tree.suffix.rows
+        folded = B * P <= FOLDED_TOKENS
 
         def keep(k: Tensor, v: Tensor) -> None:
-            self.prefix.append((k[:P].permute(1, 2, 0).contiguous(), v[:P].transpose(0, 1).contiguous()))
-            self.suffix.append(
-                (
-                    tree.suffix.pad(k[P:end]).permute(2, 0, 3, 1).contiguous(),
-                    tree.suffix.pad(v[P:end]).permute(2, 0, 1, 3).contiguous(),
-                )
-            )
+            k, v = tree.suffix.pad(k), tree.suffix.pad(v)  # [B, S, K, D]
+            if P and folded:
+                shared = prefix[len(self.suffix)]
+                k, v = (torch.cat([x.expand(B, P, K, D), y], dim=1) for x, y in zip(shared, (k, v)))
+            elif P:
+                shared = prefix[len(self.suffix)]
+                self.prefix.append((shared[0].permute(1, 2, 0).contiguous(), shared[1].transpose(0, 1).contiguous()))
+            self.suffix.append((k.permute(2, 0, 3, 1).contiguous(), v.permute(2, 0, 1, 3).contiguous()))
 
-        hidden = decoder.forward(tree, keep)
-        last = P + tree.suffix.lengths.cumsum(0) - 1
+        hidden = decoder.forward(tree, keep, prefix if P else None)
+        self.prefix = self.prefix or [None] * len(weights)
+        last = tree.suffix.lengths.cumsum(0) - 1
         group = [b for b, size in enumerate(self.sizes) for _ in range(size)]
         group = torch.tensor(group, dtype=torch.long, device=device)
         self.hidden = hidden.index_select(0, last).index_select(0, group)  # [N, hidden]
         self.positions = torch.tensor([len(p) for p in prompts], device=device).index_select(0, group)
+        self.rotary = decoder.rotary(torch.arange(max(map(len, prompts)) + L, device=device))
         closed = ~tree.suffix.mask()  # [B, S]
-        self.suffix_mask = torch.zeros(closed.shape, device=device).masked_fill_(closed, float("-inf"))
-        N, K, D, L = len(group), decoder.kv_heads, decoder.head_width, sampling.max_new_tokens
+        self.padded = bool(closed.any())
+        self.suffix_mask = hidden.new_zeros(closed.shape).masked_fill_(closed, float("-inf"))
+        if P and folded:
+            self.suffix_mask = F.pad(self.suffix_mask, (P, 0))
+        N = len(group)
         self.cache = [
             (hidden.new_empty(K, N, D, L), hidden.new_empty(K, N, L, D)) for _ in self.layers
         ]  # replies' keys and values
@@ -175,43 +212,36 @@ class _Batch:
     def _advance(self, tokens: Tensor, t: int) -> Tensor:
         """Hidden states [n, hidden] after reply token t of every row in flight."""
         decoder = self.decoder
-        H, K, D = decoder.heads, decoder.kv_heads, decoder.head_width
         x = F.embedding(tokens, decoder.embedding)
-        cos, sin = decoder.rotary(self.positions + t)
-        for fused, prefix, suffix, cache in zip(self.layers, self.prefix, self.suffix, self.cache):
-            layer = fused.layer
-            qkv = F.linear(decoder.norm(x, layer.input_norm), fused.qkv, fused.qkv_bias).view(-1, H + 2 * K, D)
-            q, k, v = qkv[:, :H], qkv[:, H : H + K], qkv[:, H + K :]
-            if layer.q_norm is not None:
-                q, k = decoder.norm(q, layer.q_norm), decoder.norm(k, layer.k_norm)
-            q, k = rotated(q, cos, sin), rotated(k, cos, sin)
+        rotary = self.rotary.index_select(0, self.positions + t)
+        for layer, prefix, suffix, cache in zip(self.layers, self.prefix, self.suffix, self.cache):
+            q, k, v = decoder.qkv(layer, x, rotary)
             cache[0][:, :, :, t] = k.transpose(0, 1)
             cache[1][:, :, t] = v.transpose(0, 1)
-            mixed = self._attend(q, prefix, suffix, cache, t)
-            x = x + F.linear(mixed, *layer.o)
-            gate, up = F.linear(decoder.norm(x, layer.mlp_norm), fused.gate_up).chunk(2, dim=-1)
-            x = x + F.linear(F.silu(gate) * up, layer.down)
-        return decoder.norm(x, decoder.final_norm)
+            x = decoder.after_attention(layer, x, self._attend(q, prefix, suffix, cache, t))
+        return decoder.last(x)
 
-    def _attend(self, q: Tensor, prefix: tuple, suffix: tuple, cache: tuple, t: int) -> Tensor:
-        """[n, H·D] from queries [n, H, D] over prefix, own group's suffix and own reply so far."""
+    def _attend(self, q: Tensor, prefix: tuple | None, suffix: tuple, cache: tuple, t: int) -> Tensor:
+        """[n, R·K·D] from queries [n, R·K, D] over prefix, own group's suffix and own reply so far."""
         n, H, D = q.shape
         K = self.decoder.kv_heads
         R = H // K
-        P, (B, S) = prefix[1].shape[1], self.suffix_mask.shape
-        q = q.view(n, K, R, D).transpose(0, 1).contiguous() * D**-0.5  # [K, n, R, D]
-        scores = q.new_empty(K, n, R, P + S + t + 1)
-        scores[..., :P] = (q.view(K, n * R, D) @ prefix[0]).view(K, n, R, P)
+        P = 0 if prefix is None else prefix[1].shape[1]
+        B, S = self.suffix_mask.shape
+        q = (q.view(n, R, K, D) * D**-0.5).permute(2, 0, 1, 3).contiguous()  # [K, n, R, D]
         on_suffix = (self._by_group(q).view(K, B, self.width * R, D) @ suffix[0]).view(K, B, self.width, R, S)
-        on_suffix = on_suffix + self.suffix_mask[:, None, None]
-        scores[..., P : P + S] = self._by_row(on_suffix.view(K, B * self.width, R, S))
-        scores[..., P + S :] = q @ cache[0][:, :, :, : t + 1]
-        weights = scores.softmax(-1)
-        mixed = (weights[..., :P].reshape(K, n * R, P) @ prefix[1]).view(K, n, R, D)
+        if self.padded:
+            on_suffix += self.suffix_mask[:, None, None]
+        scores = [self._by_row(on_suffix.view(K, B * self.width, R, S)), q @ cache[0][:, :, :, : t + 1]]
+        if prefix is not None:
+            scores.insert(0, (q.view(K, n * R, D) @ prefix[0]).view(K, n, R, P))
+        weights = torch.cat(scores, dim=-1).softmax(-1)
         grouped = self._by_group(weights[..., P : P + S]).view(K, B, self.width * R, S)
-        mixed = mixed + self._by_row((grouped @ suffix[1]).view(K, B * self.width, R, D))
+        mixed = self._by_row((grouped @ suffix[1]).view(K, B * self.width, R, D))
         mixed = mixed + weights[..., P + S :] @ cache[1][:, :, : t + 1]
-        return mixed.transpose(0, 1).reshape(n, H * D)
+        if prefix is not None:
+            mixed += (weights[..., :P].reshape(K, n * R, P) @ prefix[1]).view(K, n, R, D)
+        return mixed.permute(1, 2, 0, 3).reshape(n, H * D)
 
     def _by_group(self, x: Tensor) -> Tensor:
         """[K, n, R, ·] → [K, groups · width, R, ·]."""

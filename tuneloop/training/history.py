@@ -20,11 +20,14 @@ def history_row(
     logs: Sequence[UpdateLog],
     lr: float,
     weights_changed: float,
+    mask_overlong: bool = False,
 ) -> dict[str, Any]:
     """The row of step `step` (from 1). `unanimous` counts the groups left out because all their
-    rewards were equal. Ratio, clip shares, entropy and gap are over the replies that were used;
-    the gap |log p(engine) − log p(trainer)| is that of the first update, whose weights are the engine's.
-    Columns without a value (no truncated reply, no update) are empty."""
+    rewards were equal; `overlong_masked` is the share of all replies that was left out of the loss because the
+    limit cut them. Ratio, clip shares, entropy, KL and gap are over the replies that were used;
+    the gap |log p(engine) − log p(trainer)| is that of the first update, whose weights are the engine's;
+    `engine_ratio_capped` is the share of the engine's importance weights that was cut to the cap.
+    Columns without a value (no truncated reply, no update, an option that is off) are empty."""
     flat = [answer for group in answers for answer in group]
     rewards = np.array([a.outcome.reward for a in flat], dtype=np.float64)
     names = [a.outcome.name for a in flat]
@@ -42,11 +45,12 @@ def history_row(
         "length_truncated": lengths[cut].mean() if cut.any() else None,
     }
     measured = _updates(logs) if logs else dict.fromkeys(UPDATE_COLUMNS)
+    row["overlong_masked"] = cut.mean() if mask_overlong else None
     row |= {name: measured[name] for name in UPDATE_COLUMNS[:6]}
     row["zero_variance_groups"] = unanimous
-    row |= {name: measured[name] for name in UPDATE_COLUMNS[6:8]}
+    row |= {name: measured[name] for name in UPDATE_COLUMNS[6:9]}
     row["lr"] = lr
-    row |= {name: measured[name] for name in UPDATE_COLUMNS[8:]}
+    row |= {name: measured[name] for name in UPDATE_COLUMNS[9:]}
     row["weights_changed"] = weights_changed
     return {name: _number(value) for name, value in row.items()}
 
@@ -59,15 +63,19 @@ UPDATE_COLUMNS = (
     "clip_low",
     "clip_high",
     "entropy",
+    "kl",
     "grad_norm",
     "engine_gap_mean",
     "engine_gap_max",
+    "engine_ratio_capped",
 )
 
 
-def _updates(logs: Sequence[UpdateLog]) -> dict[str, float]:
+def _updates(logs: Sequence[UpdateLog]) -> dict[str, float | None]:
     ratio = torch.cat([log.ratio for log in logs]).double()
-    tokens = sum(log.tokens for log in logs)
+    tokens, replies = sum(log.tokens for log in logs), sum(log.replies for log in logs)
+    kl = [log.kl_sum for log in logs if log.kl_sum is not None]
+    capped = [log.capped for log in logs if log.capped is not None]
     values = (
         ratio.mean().item(),
         ratio.std(correction=0).item(),
@@ -76,9 +84,11 @@ def _updates(logs: Sequence[UpdateLog]) -> dict[str, float]:
         torch.cat([log.clipped_low for log in logs]).double().mean().item(),
         torch.cat([log.clipped_high for log in logs]).double().mean().item(),
         sum(log.entropy_sum for log in logs) / tokens,
+        sum(kl) / replies if kl else None,
         sum(log.grad_norm for log in logs) / len(logs),
         logs[0].gap_sum / logs[0].tokens,
         logs[0].gap_max,
+        torch.cat(capped).double().mean().item() if capped else None,
     )
     return dict(zip(UPDATE_COLUMNS, values))
 

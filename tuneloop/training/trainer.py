@@ -8,9 +8,10 @@ weights, the optimizer and the tables written so far.
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
@@ -24,7 +25,7 @@ from tuneloop.rollout.ask import Answer, Asker
 from tuneloop.rollout.contract import Engine, Sampling, reply_seed
 from tuneloop.tasks.contract import Record
 from tuneloop.training.advantages import group_advantages
-from tuneloop.training.batch import Group
+from tuneloop.training.batch import Group, logprobs_of
 from tuneloop.training.history import history_row
 from tuneloop.training.objectives import OBJECTIVES, Clip
 from tuneloop.training.order import visit
@@ -54,7 +55,9 @@ class Trainer:
         rollout: RolloutParams,
         seed: int,
     ):
-        """Raises UserError for sampling that the log-probabilities would not describe."""
+        """`asker.policy` must hold the base policy's weights, also where `restore` is to follow: the
+        copy that the KL term measures against is made here. Raises UserError for sampling that the
+        log-probabilities would not describe."""
         if rollout.top_p < 1 or rollout.top_k:
             raise UserError(
                 f"rollout.top_p={rollout.top_p}, rollout.top_k={rollout.top_k}: training needs the whole distribution "
@@ -65,6 +68,9 @@ class Trainer:
         self.params, self.rollout, self.seed = params, rollout, seed
         self.sampling = Sampling(rollout.max_new_tokens, rollout.temperature)
         self.decoder = DenseDecoder(asker.policy.model)
+        self.base = None
+        if params.kl_coefficient:
+            self.base = DenseDecoder(copy.deepcopy(asker.policy.model).requires_grad_(False))
         self.parameters = [p for p in asker.policy.model.parameters() if p.requires_grad]
         # 0.99 instead of 0.999: a run of a few hundred steps must forget its first gradients.
         self.optimizer = torch.optim.AdamW(
@@ -102,24 +108,26 @@ class Trainer:
         records, answers = self._roll_out()
         rolled = time.perf_counter()
         advantages = self._advantages(answers)
+        mask = self.params.overlong == "mask"
         groups = [
-            Group.of(self.asker.prompt(r, self.rollout.max_new_tokens), [a.reply for a in group], advantage)
+            Group.of(self.asker.prompt(r, self.rollout.max_new_tokens), [a.reply for a in group], advantage, mask)
             for r, group, advantage in zip(records, answers, advantages)
         ]
         used = [group for group in groups if any(group.advantages)]
         before = [p.detach().clone() for p in self.parameters]
         lr = self._learning_rate()
-        logs = self._update(used[: self.params.boards_per_step], lr)
+        logs = self._update(self._with_logprobs(used[: self.params.boards_per_step]), lr)
         self.engine.weights_changed()
         self.step += 1
         row = history_row(
             self.step,
             self.asker.task.outcomes,
             answers,
-            len(groups) - len(used),
+            sum(not any(advantage) for advantage in advantages),
             logs,
             lr,
             changed_share(before, self.parameters),
+            mask,
         )
         self.tables.history.append(row)
         if self.step % self.params.keep_replies_every == 0 or self.step == 1:
@@ -159,6 +167,21 @@ class Trainer:
             rewards = [[next(dealt) for _ in group] for group in rewards]
         return [group_advantages(group, self.params.scale_rewards).tolist() for group in rewards]
 
+    def _with_logprobs(self, groups: Sequence[Group]) -> Sequence[Group]:
+        """The groups with what the options want to know of them from before the step's first update."""
+
+        def numbers(decoder: DenseDecoder) -> list[list[list[float]]]:
+            return logprobs_of(decoder, groups, self.rollout.temperature, self.params.micro_batch_replies)
+
+        if self.params.old_logprobs == "trainer":
+            groups = [
+                replace(group, old_logprobs=old, engine_logprobs=group.old_logprobs)
+                for group, old in zip(groups, numbers(self.decoder))
+            ]
+        if self.base is not None:
+            groups = [replace(group, base_logprobs=base) for group, base in zip(groups, numbers(self.base))]
+        return groups
+
     def _update(self, groups: Sequence[Group], lr: float) -> list[UpdateLog]:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
@@ -177,6 +200,8 @@ class Trainer:
                     self.rollout.max_new_tokens,
                     self.params.micro_batch_replies,
                     self.params.entropy_bonus,
+                    self.params.kl_coefficient,
+                    self.params.engine_ratio_cap,
                 )
                 if not logs:
                     self._require_agreement(log)

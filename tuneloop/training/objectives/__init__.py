@@ -1,7 +1,7 @@
 """Training objectives by name. Adding one is one file and one line here."""
 
 from tuneloop.training.objectives import dapo, dr_grpo, grpo, gspo, gspo_token
-from tuneloop.training.objectives.contract import Clip, Counts, Objective, Replies, Terms
+from tuneloop.training.objectives.contract import Clip, Counts, Objective, Replies, Terms, Unit
 
 OBJECTIVES: dict[str, Objective] = {
     "gspo": gspo,
@@ -11,4 +11,4 @@ OBJECTIVES: dict[str, Objective] = {
     "dapo": dapo,
 }
 
-__all__ = ["OBJECTIVES", "Clip", "Counts", "Objective", "Replies", "Terms"]
+__all__ = ["OBJECTIVES", "Clip", "Counts", "Objective", "Replies", "Terms", "Unit"]

@@ -6,9 +6,11 @@ Shape suffixes: N replies of a micro-batch · L longest reply.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from torch import Tensor
+
+Unit = Literal["reply", "token"]
 
 
 @dataclass(frozen=True)
@@ -16,13 +18,20 @@ class Replies:
     """A micro-batch of replies under the policy being trained.
 
     `logp` [N, L] carries the gradient; `old_logp` [N, L] are numbers from before the step's first
-    update; `mask` [N, L] is True on sampled tokens; `advantage` [N].
+    update; `mask` [N, L] is True on sampled tokens, nowhere in the row of a reply that is left out;
+    `advantage` [N, 1], or [N, L] where the tokens of a reply have advantages of their own.
     """
 
     logp: Tensor
     old_logp: Tensor
     mask: Tensor
     advantage: Tensor
+
+    def __post_init__(self) -> None:
+        rows, width = self.mask.shape
+        # [N] would spread over tokens instead of replies, without an error wherever N = L.
+        if self.advantage.shape not in ((rows, 1), (rows, width)):
+            raise ValueError(f"advantage is {list(self.advantage.shape)}, not [{rows}, 1] or [{rows}, {width}]")
 
 
 @dataclass(frozen=True)
@@ -46,7 +55,7 @@ class Terms:
 
 @dataclass(frozen=True)
 class Counts:
-    """What an update uses in all its micro-batches together."""
+    """What an update uses in all its micro-batches together; a reply without tokens is not counted."""
 
     replies: int
     tokens: int
@@ -54,6 +63,9 @@ class Counts:
 
 
 class Objective(Protocol):
+    UNIT: Unit
+    """What a ratio belongs to, and with it an importance weight of the engine's mismatch."""
+
     def terms(self, replies: Replies, clip: Clip) -> Terms: ...
 
     def normaliser(self, counts: Counts) -> float:

@@ -9,8 +9,10 @@ sampling is `train.oversample`.
 
 from __future__ import annotations
 
-from tuneloop.training.objectives.contract import Clip, Counts, Replies, Terms
+from tuneloop.training.objectives.contract import Clip, Counts, Replies, Terms, Unit
 from tuneloop.training.objectives.grpo import token_terms
+
+UNIT: Unit = "token"
 
 
 def terms(replies: Replies, clip: Clip) -> Terms:

@@ -1,4 +1,5 @@
-"""GRPO, Group Relative Policy Optimization (arXiv 2402.03300, eq. 3; here without its KL term).
+"""GRPO, Group Relative Policy Optimization (arXiv 2402.03300, eq. 3; its KL term is
+`train.kl_coefficient`, which goes with every objective).
 
 J = E[ 1/G Σᵢ 1/|yᵢ| Σₜ min( rᵢ,ₜ Aᵢ, clip(rᵢ,ₜ, 1−ε₋, 1+ε₊) Aᵢ ) ],   rᵢ,ₜ = πθ(yᵢ,ₜ) / πold(yᵢ,ₜ)
 
@@ -10,8 +11,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from tuneloop.training.objectives.contract import Clip, Counts, Replies, Terms
+from tuneloop.training.objectives.contract import Clip, Counts, Replies, Terms, Unit
 from tuneloop.training.objectives.gspo import clipped
+
+UNIT: Unit = "token"
 
 
 def terms(replies: Replies, clip: Clip) -> Terms:
@@ -23,12 +26,11 @@ def normaliser(counts: Counts) -> float:
 
 
 def per_token_of_mean(replies: Replies) -> Tensor:
-    """[N] the advantage of each token where a reply counts as the mean of its tokens: min and clip
-    scale with the advantage, so the mean is a sum with the advantage divided by the reply's length."""
-    return replies.advantage / replies.mask.sum(-1).clamp_min(1)
+    """The advantage of each token where a reply counts as the mean of its tokens, shaped as it is: min and
+    clip scale with the advantage, so the mean is a sum with the advantage divided by the reply's length."""
+    return replies.advantage / replies.mask.sum(-1, keepdim=True).clamp_min(1)
 
 
 def token_terms(log_ratio: Tensor, advantage: Tensor, mask: Tensor, clip: Clip) -> Terms:
-    """The clipped terms of every sampled token: `log_ratio` [N, L], one `advantage` [N] for all tokens
-    of a reply."""
-    return clipped(log_ratio[mask].exp(), advantage[:, None].expand_as(mask)[mask], clip)
+    """The clipped terms of every sampled token: `log_ratio` [N, L], `advantage` [N, 1] or [N, L]."""
+    return clipped(log_ratio[mask].exp(), advantage.expand_as(mask)[mask], clip)

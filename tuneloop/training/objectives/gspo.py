@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from tuneloop.training.objectives.contract import Clip, Counts, Replies, Terms
+from tuneloop.training.objectives.contract import Clip, Counts, Replies, Terms, Unit
+
+UNIT: Unit = "reply"
 
 
 def terms(replies: Replies, clip: Clip) -> Terms:
-    ratio = sequence_log_ratio(replies).exp()
-    return clipped(ratio, replies.advantage, clip)
+    used = replies.mask.any(-1)
+    return clipped(sequence_log_ratio(replies).exp()[used], replies.advantage[used, 0], clip)
 
 
 def normaliser(counts: Counts) -> float:

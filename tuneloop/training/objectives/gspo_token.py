@@ -8,9 +8,11 @@ alone. Here Aᵢ,ₜ = Aᵢ for every token, so value and gradient are GSPO's. T
 
 from __future__ import annotations
 
-from tuneloop.training.objectives.contract import Clip, Counts, Replies, Terms
+from tuneloop.training.objectives.contract import Clip, Counts, Replies, Terms, Unit
 from tuneloop.training.objectives.grpo import per_token_of_mean, token_terms
 from tuneloop.training.objectives.gspo import sequence_log_ratio
+
+UNIT: Unit = "reply"
 
 
 def terms(replies: Replies, clip: Clip) -> Terms:
