@@ -21,9 +21,9 @@ from tuneloop.artifacts import write_json, write_jsonl
 from tuneloop.params import load_params
 from tuneloop.policies.card import PolicyCard
 from tuneloop.policies.catalogue import THINK
-from tuneloop.policies.prompt_tree import shared_prefix
 from tuneloop.policies.nano import nano_model, nano_tokenizer
 from tuneloop.policies.policy import Policy, save_policy
+from tuneloop.policies.prompt_tree import shared_prefix
 from tuneloop.tasks import load_task
 
 TOKENIZER_VOCABULARY = 570

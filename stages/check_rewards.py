@@ -37,6 +37,7 @@ def check(
     samples: int,
     group_size: int,
     steps: int,
+    extra_records: bool = False,
 ) -> Verdict:
     """The verdict on the reward tables under `data`; the numbers are those of params.yaml.
 
@@ -46,7 +47,7 @@ def check(
     setting = Setting(
         task=task,
         checks=load_checks(task_name),
-        train=_records(task, data / "boards" / "train.jsonl"),
+        train=_records(task, data / "boards" / "train.jsonl") + (task.extra_records() if extra_records else []),
         heldout=_records(task, data / "boards" / "heldout.jsonl"),
         max_new_tokens=max_new_tokens,
         dialect=dialect,
@@ -85,6 +86,7 @@ def main() -> int:
             samples=params.evaluate.samples,
             group_size=params.train.group_size,
             steps=params.train.steps,
+            extra_records=params.train.extra_records,
         )
         return conclude("check_rewards", verdict, OUTPUT)
 

@@ -2,7 +2,8 @@
 
     python -m stages.train
 
-Reads data/boards/{train,heldout}.jsonl and data/policy/model; writes data/train/policy (a Hugging Face
+Reads data/boards/{train,heldout}.jsonl and data/policy/model (`train.extra_records` adds the task's own extra
+records to those of train.jsonl); writes data/train/policy (a Hugging Face
 folder), history.csv (one row a step), evaluations.csv, replies.jsonl (every reply of every k-th step),
 metrics.json, and the times apart in timings.csv and timings.json. A killed run continues from its last
 state in .state/train and ends in the same weights.
@@ -42,6 +43,8 @@ def main() -> int:
         engine = TorchEngine(policy.model, policy.end_ids)
         asker = Asker(policy, engine, load_task(params.task.name))
         records, heldout = (read_jsonl(BOARDS / f"{name}.jsonl") for name in ("train", "heldout"))
+        if params.train.extra_records:
+            records += asker.task.extra_records()
         trainer = Trainer(asker, engine, records, heldout, params.train, params.rollout, params.seed)
         states = StateFolder(STATE, run_key(params))
         if (state := states.load()) is not None:

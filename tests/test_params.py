@@ -48,7 +48,7 @@ def refusal(whole: Any) -> str:
 
 
 LEAVES = leaves(parse_params(TREE, "params.yaml").model_dump())
-OPTIONAL = ["train.engine_ratio_cap"]
+OPTIONAL = ["train.engine_ratio_cap", "train.kl_until"]
 """Numbers that may be null."""
 NUMBERS = [key for key, value in LEAVES.items() if type(value) in (int, float) or key in OPTIONAL]
 WHOLE = [key for key, value in LEAVES.items() if type(value) is int]

@@ -80,6 +80,8 @@ class TrainParams(Section):
     boards_per_step: Positive
     group_size: Annotated[int, Field(ge=2)]
     oversample: Positive
+    visit: Literal["unsettled", "passes"]
+    extra_records: bool
     updates_per_step: Positive
     epochs_per_step: Positive
     lr: Annotated[float, Field(ge=0)]
@@ -90,6 +92,7 @@ class TrainParams(Section):
     scale_rewards: bool
     entropy_bonus: Annotated[float, Field(ge=0)]
     kl_coefficient: Annotated[float, Field(ge=0)]
+    kl_until: Annotated[float, Field(gt=0, le=1)] | None
     overlong: Literal["score", "mask"]
     old_logprobs: Literal["engine", "trainer"]
     engine_ratio_cap: Annotated[float, Field(ge=1)] | None

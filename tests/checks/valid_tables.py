@@ -74,9 +74,9 @@ def evaluation(shift: int = 0) -> Rows:
     return [row(*pair, TEXTS[(number + shift) % len(TEXTS)]) for number, pair in enumerate(pairs)]
 
 
-def training() -> Rows:
+def training(train: Rows | None = None) -> Rows:
     """Groups of replies to six training boards in step 10 and six in step 20."""
-    train = records()[1]
+    train = records()[1] if train is None else train
     groups = [(10, record) for record in train[:6]] + [(20, record) for record in train[4:10]]
     pairs = [(step, record, sample) for step, record in groups for sample in range(GROUP_SIZE)]
     rows = []

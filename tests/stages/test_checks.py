@@ -83,6 +83,15 @@ def test_a_missing_table_is_an_error_that_names_the_file(valid, data):
         check_rewards(valid, data)
 
 
+def test_replies_to_the_tasks_extra_records_pass_only_where_training_uses_them(valid, data):
+    extra = valid.TASK.extra_records()[:1]
+    write_jsonl(data / "train" / "replies.jsonl", valid.training(valid.records()[1][:9] + extra))
+    assert check_rewards(valid, data, extra_records=True)["success"]
+    verdict = check_rewards(valid, data)
+    failed = {i for e in verdict["expectations"] if not e["success"] for i in e["ids"]}
+    assert not verdict["success"] and failed == {extra[0]["id"]}
+
+
 def test_without_training_steps_no_training_table_is_asked_for(valid, data):
     shutil.rmtree(data / "train")
     verdict = check_rewards(valid, data, steps=0)

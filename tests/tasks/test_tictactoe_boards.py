@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from itertools import product
 
 import pytest
-from brute_force import images, open_boards
+from brute_force import has_line, images, masks, open_boards
 
 from tuneloop.artifacts import write_jsonl
 from tuneloop.errors import UserError
@@ -182,3 +183,18 @@ def test_a_shown_board_is_parsed_back_to_the_same_board():
 def test_a_text_that_shows_no_valid_board_is_refused(text):
     with pytest.raises(UserError):
         TASK.parse(text)
+
+
+def test_the_extra_records_are_all_boards_on_which_x_makes_the_last_move_and_none_that_can_be_held_out():
+    extra = [from_rows(record["board"]) for record in TASK.extra_records()]
+    # Listed again: one square free, equally many marks, no line.
+    last = {
+        board
+        for board in map("".join, product("XO.", repeat=9))
+        if board.count(".") == 1 and board.count("X") == 4 and not any(has_line(mask) for mask in masks(board))
+    }
+    assert set(extra) == last and len(extra) == len(last) == 222
+    assert not set(extra) & set(open_boards())
+    assert len({record["id"] for record in TASK.extra_records()}) == 222
+    for record in TASK.extra_records():
+        assert TASK.validate(record, "extra") is record

@@ -16,7 +16,7 @@ from tuneloop.policies.policy import Policy
 from tuneloop.rollout.contract import Reply, Sampling
 from tuneloop.rollout.torch_engine import TorchEngine
 from tuneloop.training import trainer as trainer_module
-from tuneloop.training.order import visit
+from tuneloop.training.order import passes
 from tuneloop.training.trainer import Trainer
 
 HISTORY = (
@@ -61,27 +61,39 @@ def test_a_run_whose_last_state_was_saved_has_nothing_left_to_do(start: Start) -
 # Order
 
 
-def test_every_pass_over_the_records_is_a_shuffle_of_all_of_them() -> None:
-    records = list(range(48))
-    passes = [visit(records, start, 48, seed=5) for start in (0, 48, 96)]
-    assert all(sorted(one) == records for one in passes)
-    assert len({tuple(one) for one in [records, *passes]}) == 4, "each pass has an order of its own"
-    assert visit(records, 0, 48, seed=6) != passes[0]
-
-
-@pytest.mark.parametrize("chunk", [1, 4, 7, 48, 100])
-def test_the_order_is_the_same_however_it_is_cut_into_steps(chunk: int) -> None:
-    records = list("abcdefghijk")
-    whole = visit(records, 0, 200, seed=1)
-    cut = [r for start in range(0, 200, chunk) for r in visit(records, start, chunk, seed=1)]
-    assert cut[:200] == whole
-
-
-def test_the_records_of_the_steps_are_those_of_the_order(start: Start, tiny_records: tuple[list, list]) -> None:
+def test_the_records_of_the_steps_are_those_of_the_passes(start: Start, tiny_records: tuple[list, list]) -> None:
     trainer = start({"train.keep_replies_every": 1, "train.lr": 0.0})
     steps(trainer)
     asked = [row["id"] for row in trainer.tables.replies if row["sample"] == 0]
-    assert asked == [record["id"] for record in visit(tiny_records[0], 0, 16, trainer.seed)]
+    assert asked == [record["id"] for record in passes(tiny_records[0], 0, 16, trainer.seed)]
+
+
+UNSETTLED = {"train.visit": "unsettled", "train.keep_replies_every": 1, "train.boards_per_step": 16}
+"""Three steps are a first pass over the 48 training records of the tiny setting."""
+
+
+def test_the_first_steps_see_every_record_once_and_what_decides_the_next_is_each_ones_last_group(start: Start) -> None:
+    trainer = start(UNSETTLED | {"train.steps": 5})
+    steps(trainer)
+    first = [key for step in (1, 2, 3) for key in groups_of(trainer, step)]
+    assert sorted(first) == sorted(record["id"] for record in trainer.records)
+    last = {key: rewards for step in range(1, 6) for key, rewards in groups_of(trainer, step).items()}
+    noted = {key: (mean, agreed) for key, (mean, _, agreed) in trainer.visits.seen.items()}
+    assert noted == {key: (pytest.approx(sum(r) / len(r)), len(set(r)) == 1) for key, r in last.items()}
+
+
+def test_visiting_by_need_resumes_bit_for_bit(start: Start, tmp_path: Path) -> None:
+    assert_two_and_two_steps_equal_four(lambda: start(UNSETTLED), tmp_path)
+
+
+def test_shuffled_rewards_are_what_decides_the_visits_too(start: Start) -> None:
+    trainer = start(UNSETTLED | {"train.steps": 1, "train.shuffle_rewards": True})
+    steps(trainer)
+    earned = groups_of(trainer, 1)
+    noted = {key: seen[0] for key, seen in trainer.visits.seen.items()}
+    assert noted.keys() == earned.keys()
+    assert any(noted[key] != pytest.approx(sum(rewards) / len(rewards)) for key, rewards in earned.items())
+    assert sum(noted.values()) == pytest.approx(sum(sum(r) / len(r) for r in earned.values()))
 
 
 def test_a_record_that_is_visited_again_draws_other_replies(start: Start) -> None:

@@ -176,3 +176,17 @@ def all_cut(policy: Policy) -> TorchEngine:
     generate: Callable[..., list[list[Reply]]] = engine.generate
     engine.generate = lambda *asked: [[replace(r, finish_reason="length") for r in g] for g in generate(*asked)]
     return engine
+
+
+def test_the_kl_coefficient_falls_linearly_to_nothing_and_stays_there(start: Start) -> None:
+    # 0.2 · (1 − step / (0.5 · 4)): 0.2, 0.1, 0, 0; without kl_until it stays.
+    trainer = start({"train.kl_coefficient": 0.2, "train.kl_until": 0.5, "train.steps": 4})
+    strengths = []
+    for _ in trainer.run():
+        strengths.append(trainer.tables.history[-1]["kl"])
+    assert [kl is None for kl in strengths] == [False, False, True, True]
+    for step, expected in enumerate((0.2, 0.1, 0.0, 0.0)):
+        trainer.step = step
+        assert trainer._kl_coefficient() == pytest.approx(expected)
+    trainer.params = trainer.params.model_copy(update={"kl_until": None})
+    assert trainer._kl_coefficient() == 0.2

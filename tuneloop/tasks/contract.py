@@ -84,6 +84,11 @@ class Task(Protocol):
         """`count` distinct records; the same arguments give the same records. Raises UserError
         where the request cannot be met."""
 
+    def extra_records(self) -> list[Record]:
+        """Records of kinds that `generate` never makes, though using the policy brings them (the last move of a
+        game): `train.extra_records` trains on them too. None may be a record that `generate` can make, so none can
+        be held out. May be empty."""
+
     def validate(self, record: Any, where: str) -> Record:
         """The record itself, or UserError naming `where` if it is not a valid record of this task."""
 

@@ -28,7 +28,7 @@ from tuneloop.training.advantages import group_advantages
 from tuneloop.training.batch import Group, logprobs_of
 from tuneloop.training.history import history_row
 from tuneloop.training.objectives import OBJECTIVES, Clip
-from tuneloop.training.order import visit
+from tuneloop.training.order import Visits, passes
 from tuneloop.training.update import UpdateLog, accumulate, apply
 
 
@@ -77,6 +77,7 @@ class Trainer:
             self.parameters, lr=params.lr, betas=(0.9, 0.99), weight_decay=params.weight_decay, fused=True
         )
         self.step = 0
+        self.visits = Visits(asker.task.reward_range)
         self.tables = Tables()
 
     def state(self) -> dict[str, Any]:
@@ -85,6 +86,7 @@ class Trainer:
             "step": self.step,
             "model": self.asker.policy.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
+            "visits": self.visits.seen,
             "tables": vars(self.tables),
         }
 
@@ -92,6 +94,7 @@ class Trainer:
         self.step = state["step"]
         self.asker.policy.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
+        self.visits.seen = state["visits"]
         self.tables = Tables(**state["tables"])
         self.engine.weights_changed()
 
@@ -107,7 +110,10 @@ class Trainer:
         started = time.perf_counter()
         records, answers = self._roll_out()
         rolled = time.perf_counter()
-        advantages = self._advantages(answers)
+        rewards = self._rewards(answers)
+        for record, group in zip(records, rewards):
+            self.visits.note(record, group)
+        advantages = [group_advantages(group, self.params.scale_rewards).tolist() for group in rewards]
         mask = self.params.overlong == "mask"
         groups = [
             Group.of(self.asker.prompt(r, self.rollout.max_new_tokens), [a.reply for a in group], advantage, mask)
@@ -150,7 +156,10 @@ class Trainer:
 
     def _roll_out(self) -> tuple[list[Record], list[list[Answer]]]:
         count = self.params.boards_per_step * self.params.oversample
-        records = visit(self.records, self.step * count, count, self.seed)
+        if self.params.visit == "passes":
+            records = passes(self.records, self.step * count, count, self.seed)
+        else:
+            records = self.visits.choose(self.records, count, self.seed, self.step)
         seeds = [
             # The place in the batch tells a record apart that a step visits twice.
             [reply_seed(self.seed, "train", self.step, place, record["id"], i) for i in range(self.params.group_size)]
@@ -158,14 +167,15 @@ class Trainer:
         ]
         return records, self.asker.ask(records, seeds, self.sampling)
 
-    def _advantages(self, answers: Sequence[Sequence[Answer]]) -> list[list[float]]:
+    def _rewards(self, answers: Sequence[Sequence[Answer]]) -> list[list[float]]:
+        """What training is told that the replies earned."""
         rewards = [[a.outcome.reward for a in group] for group in answers]
         if self.params.shuffle_rewards:
             flat = [r for group in rewards for r in group]
             Random(f"{self.seed}/shuffle/{self.step}").shuffle(flat)
             dealt = iter(flat)
             rewards = [[next(dealt) for _ in group] for group in rewards]
-        return [group_advantages(group, self.params.scale_rewards).tolist() for group in rewards]
+        return rewards
 
     def _with_logprobs(self, groups: Sequence[Group]) -> Sequence[Group]:
         """The groups with what the options want to know of them from before the step's first update."""
@@ -178,7 +188,7 @@ class Trainer:
                 replace(group, old_logprobs=old, engine_logprobs=group.old_logprobs)
                 for group, old in zip(groups, numbers(self.decoder))
             ]
-        if self.base is not None:
+        if self._kl_coefficient():
             groups = [replace(group, base_logprobs=base) for group, base in zip(groups, numbers(self.base))]
         return groups
 
@@ -200,7 +210,7 @@ class Trainer:
                     self.rollout.max_new_tokens,
                     self.params.micro_batch_replies,
                     self.params.entropy_bonus,
-                    self.params.kl_coefficient,
+                    self._kl_coefficient(),
                     self.params.engine_ratio_cap,
                 )
                 if not logs:
@@ -228,6 +238,11 @@ class Trainer:
         rise = min(1.0, (self.step + 1) / max(1, self.params.lr_warmup))
         fall = 1 - (1 - self.params.lr_final) * self.step / max(1, self.params.steps - 1)
         return self.params.lr * rise * fall
+
+    def _kl_coefficient(self) -> float:
+        """Falls linearly to 0 at the share `kl_until` of the steps."""
+        fall = 1.0 if self.params.kl_until is None else 1 - self.step / (self.params.kl_until * self.params.steps)
+        return self.params.kl_coefficient * max(0.0, fall)
 
     def _evaluate(self) -> None:
         rows = greedy_rows(self.asker, self.heldout, self.rollout.max_new_tokens)

@@ -42,6 +42,9 @@ class TicTacToe:
     def generate(self, count: int, seed: int) -> list[Record]:
         return generator.generate(count, seed)
 
+    def extra_records(self) -> list[Record]:
+        return generator.last_moves()
+
     def validate(self, record: Any, where: str) -> Record:
         return validate(record, where)
 

@@ -7,6 +7,7 @@ for each ply, and once more for the extra O if it is O's turn.
 
 from __future__ import annotations
 
+from itertools import combinations
 from random import Random
 
 from tuneloop.errors import UserError
@@ -47,6 +48,17 @@ def _random_board(random: Random) -> str | None:
     if to_move(board) == "O":
         board = place(board, random.choice(free_squares(board)), "O")
     return None if winner(board) else board
+
+
+def last_moves() -> list[Record]:
+    """The 222 boards on which X makes the last move of a game: eight marks, four of them X, no line. Whole games
+    reach them; `generate` stops at six marks."""
+    boards = (
+        "".join("." if cell == free else "X" if cell in crosses else "O" for cell in range(9))
+        for free in range(9)
+        for crosses in combinations([cell for cell in range(9) if cell != free], 4)
+    )
+    return [{"id": f"last-{board}", "board": to_rows(board)} for board in boards if winner(board) is None]
 
 
 def to_rows(board: str) -> list[list[str]]:
