@@ -7,7 +7,7 @@ import sys
 
 import torch
 
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8
 
 
 def prepare(threads: int) -> torch.device:
@@ -33,5 +33,11 @@ def _keep_freed_memory() -> None:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError):  # another C library: slower, not different
         return
-    for option, size in ((_M_MMAP_THRESHOLD, 1 << 30), (_M_TRIM_THRESHOLD, 1 << 30), (_M_TOP_PAD, 1 << 26)):
+    # One arena: a second one for another thread would keep memory of its own.
+    for option, size in (
+        (_M_MMAP_THRESHOLD, 1 << 30),
+        (_M_TRIM_THRESHOLD, 1 << 30),
+        (_M_TOP_PAD, 1 << 26),
+        (_M_ARENA_MAX, 1),
+    ):
         mallopt(option, size)
