@@ -1,5 +1,6 @@
 # make run    the whole loop, from a bare machine to the verdict
 # make test   the same set-up, then the whole test suite
+# make ui     Prefect on this machine: start, schedule, watch and compare runs in a browser (PORT=4200)
 # make venv   the set-up alone
 PYTHON ?= python3
 VENV := .venv
@@ -17,7 +18,9 @@ export PREFECT_HOME ?= $(CURDIR)/.state/prefect
 export HF_HUB_OFFLINE ?= 1
 export HF_HUB_DISABLE_TELEMETRY := 1
 
-.PHONY: run test venv lint clean
+PORT ?= 4200
+
+.PHONY: run test ui venv lint clean
 
 run: venv
 	dvc repro
@@ -26,6 +29,9 @@ run: venv
 
 test: venv
 	pytest
+
+ui: venv
+	@exec python -m flows.ui --port $(PORT)
 
 venv: $(READY)
 
