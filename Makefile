@@ -28,6 +28,7 @@ run: venv
 	@echo "report: data/compare/report.html"
 
 test: venv
+	@mkdir -p $(PREFECT_HOME)
 	pytest
 
 ui: venv

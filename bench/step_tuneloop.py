@@ -84,6 +84,8 @@ def trainer_over(workload: Workload, folder: Path, device: object) -> Trainer:
             "lr_warmup": 0,
             "lr_final": 1.0,
             "entropy_bonus": 0.0,
+            "kl_coefficient": 0.0,
+            "visit": "passes",
             "evaluate_every": RARELY,
             "keep_replies_every": RARELY,
         }
