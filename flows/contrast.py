@@ -8,7 +8,6 @@ paired; policies of other seeds or sizes may read the same record as other token
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,20 +38,18 @@ class Found:
 
 @dataclass(frozen=True)
 class Difference:
-    """Of mean reward, record by record, against the chosen one; `why_not` says why there is none."""
+    """Of mean reward, record by record, against the chosen one: value, low and high; `why_not` says why there is
+    none."""
 
-    value: float | None = None
-    low: float | None = None
-    high: float | None = None
+    interval: Mapping[str, float] | None = None
     why_not: str = ""
 
     @property
     def shown(self) -> str:
-        if self.value is None:
+        if self.interval is None:
             return self.why_not
-        interval = {"value": self.value, "low": self.low, "high": self.high}
-        clear = "" if self.low <= 0 <= self.high else " *"  # type: ignore[operator]
-        return with_interval(interval, sign=True) + clear  # type: ignore[arg-type]
+        clear = "" if self.interval["low"] <= 0 <= self.interval["high"] else " *"
+        return with_interval(self.interval, sign=True) + clear
 
 
 def find(home: Path, name: str, cache: Path) -> Found:
@@ -62,8 +59,10 @@ def find(home: Path, name: str, cache: Path) -> Found:
 
     def read(path: str) -> str:
         try:
-            return (home / path).read_text(encoding="utf-8") if name == WORKSPACE else _committed(home, commit, path)
-        except OSError:
+            if name == WORKSPACE:
+                return (home / path).read_text(encoding="utf-8")
+            return git(home, "show", f"{commit}:{path}")
+        except (OSError, UserError):
             raise UserError(f"{name}: has no {path}; run the loop there first") from None
 
     load = YAML(typ="safe").load
@@ -110,7 +109,7 @@ def difference(chosen: Found, other: Found) -> Difference:
         confidence=chosen.params["compare.confidence"],
         seed=chosen.params["seed"],
     )
-    return Difference(interval.value, interval.low, interval.high)
+    return Difference({"value": interval.value, "low": interval.low, "high": interval.high})
 
 
 def rows_of(found: Sequence[Found], chosen: Found) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
@@ -125,7 +124,7 @@ def rows_of(found: Sequence[Found], chosen: Found) -> tuple[list[dict[str, Any]]
             row |= {f"{quantity} {end}": change["after"][end] for end in ("value", "low", "high")}
             text[quantity] = with_interval(change["after"], sign=quantity == "reward")
             if quantity == "reward":
-                row |= {f"difference {end}": getattr(against, end) for end in ("value", "low", "high")}
+                row |= {f"difference {end}": (against.interval or {}).get(end) for end in ("value", "low", "high")}
                 row["not paired"] = against.why_not
                 text[f"reward against {chosen.name}"] = "–" if one is chosen else against.shown
         numbers.append(row)
@@ -147,13 +146,6 @@ def _revision(home: Path, name: str) -> str:
         raise UserError(
             f"{name!r} is neither an experiment nor a git revision nor {WORKSPACE!r}; experiments: {known}"
         ) from None
-
-
-def _committed(home: Path, commit: str, path: str) -> str:
-    done = subprocess.run(["git", "show", f"{commit}:{path}"], cwd=home, capture_output=True)
-    if done.returncode:
-        raise FileNotFoundError(path)
-    return done.stdout.decode("utf-8")
 
 
 def _replies(lock: Mapping[str, Any], cache: Path) -> Path | None:
