@@ -23,7 +23,7 @@ from tuneloop.params import Params, load_params
 from tuneloop.policies.policy import load_policy, save_policy
 from tuneloop.progress import Progress
 from tuneloop.rollout.ask import Asker
-from tuneloop.rollout.torch_engine import TorchEngine
+from tuneloop.rollout.engines import load_engine
 from tuneloop.stage import stage
 from tuneloop.tasks import load_task
 from tuneloop.training.state import StateFolder, state_key
@@ -40,7 +40,7 @@ def main() -> int:
         params = load_params()
         device = machine.prepare(params.machine.threads)
         policy = load_policy(POLICY, device)
-        engine = TorchEngine(policy.model, policy.end_ids)
+        engine = load_engine(policy, params.rollout)
         asker = Asker(policy, engine, load_task(params.task.name))
         records, heldout = (read_jsonl(BOARDS / f"{name}.jsonl") for name in ("train", "heldout"))
         if params.train.extra_records:

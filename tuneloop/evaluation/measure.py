@@ -14,7 +14,7 @@ from tuneloop.policies.policy import load_policy
 from tuneloop.progress import Progress
 from tuneloop.rollout.ask import Asker
 from tuneloop.rollout.contract import Sampling
-from tuneloop.rollout.torch_engine import TorchEngine
+from tuneloop.rollout.engines import load_engine
 from tuneloop.tasks import load_task
 
 
@@ -27,7 +27,7 @@ def measure(params: Params, policy_folder: Path, out: Path, *, rerun: bool) -> N
     task = load_task(params.task.name)
     records = read_jsonl("data/boards/heldout.jsonl")
     policy = load_policy(policy_folder, device)
-    asker = Asker(policy, TorchEngine(policy.model, policy.end_ids), task)
+    asker = Asker(policy, load_engine(policy, params.rollout), task)
     rollout, samples = params.rollout, params.evaluate.samples
     sampling = Sampling(rollout.max_new_tokens, rollout.temperature, rollout.top_p, rollout.top_k)
     with Progress(out.name, len(records) * (1 + samples * (2 if rerun else 1))) as progress:

@@ -12,7 +12,7 @@ import torch
 from tuneloop.errors import UserError
 from tuneloop.params import PolicyParams
 from tuneloop.policies.card import PolicyCard
-from tuneloop.policies.decoder import DenseDecoder
+from tuneloop.policies.decoders import load_decoder
 from tuneloop.policies.nano import nano_model, nano_tokenizer
 from tuneloop.policies.policy import Policy
 from tuneloop.policies.warm_start import warm_start
@@ -53,7 +53,7 @@ def build_policy(
     policy = _nano(params, task, records, shown[:TOKENIZER_DEMONSTRATIONS], thinking, seed, dialect)
     policy.model.to(device)
     examples = _examples(policy, task, shown[: updates * batch], max_new_tokens)
-    losses = warm_start(DenseDecoder(policy.model), examples, batch, params.warm_start.lr, progress) if examples else []
+    losses = warm_start(load_decoder(policy.model), examples, batch, params.warm_start.lr, progress) if examples else []
     return Built(policy, losses)
 
 

@@ -21,6 +21,7 @@ from tuneloop.errors import UserError
 from tuneloop.evaluation.evaluate import greedy_rows, summarise
 from tuneloop.params import RolloutParams, TrainParams
 from tuneloop.policies.decoder import DenseDecoder
+from tuneloop.policies.decoders import load_decoder
 from tuneloop.rollout.ask import Answer, Asker
 from tuneloop.rollout.contract import Engine, Sampling, reply_seed
 from tuneloop.tasks.contract import Record
@@ -67,10 +68,10 @@ class Trainer:
         self.records, self.heldout = records, heldout
         self.params, self.rollout, self.seed = params, rollout, seed
         self.sampling = Sampling(rollout.max_new_tokens, rollout.temperature)
-        self.decoder = DenseDecoder(asker.policy.model)
+        self.decoder = load_decoder(asker.policy.model)
         self.base = None
         if params.kl_coefficient:
-            self.base = DenseDecoder(copy.deepcopy(asker.policy.model).requires_grad_(False))
+            self.base = load_decoder(copy.deepcopy(asker.policy.model).requires_grad_(False))
         self.parameters = [p for p in asker.policy.model.parameters() if p.requires_grad]
         # 0.99 instead of 0.999: a run of a few hundred steps must forget its first gradients.
         self.optimizer = torch.optim.AdamW(
