@@ -36,7 +36,6 @@ def main() -> int:
     folder, result = map(Path, sys.argv[1:])
     workload = load_workload(folder)
     torch.set_num_threads(workload.threads)
-    rate = matmul_gflops()
     small = workload.warm_up == "small"
     if small:
         trainer_over(replace(workload, boards=2, replies=2, new_tokens=4, steps=1), folder)[0].train()
@@ -49,9 +48,9 @@ def main() -> int:
         result,
         {
             "steps": clock.steps[-counted:],
-            "peak_mib": peak_mib(),
+            "peak_mib": peak_mib(),  # before the matrices of the next line
+            "gflops": matmul_gflops(),
             "start_mib": start,
-            "gflops": rate,
             "prompts": prompt_hash(trainer.processing_class(text=read_json(folder / "prompts.json"))["input_ids"]),
             "version": trl.__version__,
         },

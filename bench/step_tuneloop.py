@@ -36,7 +36,6 @@ def main() -> int:
     folder, result = map(Path, sys.argv[1:])
     workload = load_workload(folder)
     device = machine.prepare(workload.threads)
-    rate = matmul_gflops()
     small = workload.warm_up == "small"
     if small:
         next(trainer_over(replace(workload, boards=2, replies=2, new_tokens=4, steps=1), folder, device).run())
@@ -54,9 +53,9 @@ def main() -> int:
                 {"rollout": t["rollout_seconds"], "train": t["train_seconds"]}
                 for t in trainer.tables.timings[-counted:]
             ],
-            "peak_mib": peak_mib(),
+            "peak_mib": peak_mib(),  # before the matrices of the next line
+            "gflops": matmul_gflops(),
             "start_mib": start,
-            "gflops": rate,
             "prompts": prompt_hash([asker.prompt(r, workload.new_tokens) for r in trainer.records]),
         },
     )

@@ -23,14 +23,19 @@ def threads_as_before() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def test_a_small_model_has_as_many_lanes_as_torch_has_threads_and_a_wide_one_has_one(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(("sequences", "expected"), [(1, 1), (63, 1), (64, 2), (1000, 2)])
+def test_a_lane_has_the_fewest_sequences_that_were_asked_for_and_there_are_no_more_than_threads(
+    sequences: int, expected: int
 ) -> None:
+    torch.set_num_threads(2)
+    assert lanes(qwen3(), sequences, fewest=32) == expected
+
+
+def test_a_wide_model_has_one_lane(monkeypatch: pytest.MonkeyPatch) -> None:
     model = qwen3()
     torch.set_num_threads(2)
-    assert lanes(model) == 2
     monkeypatch.setattr(module, "WIDEST", model.config.hidden_size - 1)
-    assert lanes(model) == 1
+    assert lanes(model, 1000, fewest=32) == 1
 
 
 @pytest.mark.parametrize(
@@ -80,12 +85,12 @@ def test_gradients_of_lanes_add_up_to_those_of_the_sum_and_come_on_top_of_what_w
 
 
 def test_a_warm_start_in_two_lanes_is_the_same_training_up_to_rounding_and_repeats_bit_for_bit() -> None:
-    examples = [([7, i % 9], [(i % 20) + 1 + t for t in range(1 + i % 4)]) for i in range(15)]
+    examples = [([7, i % 9], [(i % 20) + 1 + t for t in range(1 + i % 4)]) for i in range(3 * 65)]
     found = []
     for threads in (1, 2, 2):
         torch.set_num_threads(threads)
         model = drawn(qwen3)
-        losses = warm_start(DenseDecoder(model), examples, batch_size=5, lr=1e-3)
+        losses = warm_start(DenseDecoder(model), examples, batch_size=65, lr=1e-3)
         found.append((losses, torch.cat([p.detach().flatten() for p in model.parameters()])))
     (one_losses, one), (two_losses, two), (_, again) = found
     assert two_losses == pytest.approx(one_losses, rel=1e-9)

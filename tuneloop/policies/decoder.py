@@ -176,6 +176,7 @@ class DenseDecoder:
         tree: PromptTree,
         keep: Callable[[Tensor, Tensor], None] | None = None,
         past: Sequence[KeysAndValues] | None = None,
+        layers: Sequence[Fused] | None = None,
     ) -> Tensor:
         """Final hidden states [T, hidden], after the last norm. `keep` is called once a layer with the
         keys and values [T, K, D]. With `past`, the prefix's keys and values of every layer, the prefix
@@ -183,7 +184,7 @@ class DenseDecoder:
         plan = Plan.of(tree, self.heads // self.kv_heads, self.embedding.dtype, skip=past is not None)
         x = F.embedding(tree.ids[plan.skipped :], self.embedding)
         rotary = self.rotary(tree.positions[plan.skipped :])
-        for i, layer in enumerate(self.fused()):
+        for i, layer in enumerate(self.fused() if layers is None else layers):
             q, k, v = self.qkv(layer, x, rotary)
             if keep is not None:
                 keep(k, v)

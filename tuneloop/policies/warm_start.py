@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tuneloop.policies.decoder import DenseDecoder
-from tuneloop.policies.lanes import add_gradients, lanes, split
+from tuneloop.policies.lanes import TRAINED, add_gradients, lanes, split
 from tuneloop.policies.prompt_tree import prompt_tree
 from tuneloop.policies.scoring import reply_logprobs
 
@@ -42,7 +42,8 @@ def warm_start(
     for update, batch in enumerate(batches, 1):
         tokens = sum(len(reply) for _, reply in batch)
         optimizer.zero_grad(set_to_none=True)
-        jobs = [partial(_loss, decoder, part, tokens) for part in split(batch, lanes(decoder.model))]
+        parts = split(batch, lanes(decoder.model, len(batch), TRAINED))
+        jobs = [partial(_loss, decoder, part, tokens) for part in parts]
         loss = sum(add_gradients(parameters, jobs))
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()

@@ -54,13 +54,12 @@ class TorchEngine:
             raise ValueError(f"{len(prompts)} prompts but seeds for {len(seeds)}")
         if not prompts:
             return []
-        prefix = self._prefix(prompts)
         weights = self.decoder.fused()
-        most = lanes(self.decoder.model)
-        count = max(1, min(most, len(prompts), sum(map(len, seeds)) // LANE_REPLIES))
+        prefix = self._prefix(prompts, weights)
+        count = min(len(prompts), lanes(self.decoder.model, sum(map(len, seeds)), LANE_REPLIES))
         lane = partial(self._lane, sampling=sampling, prefix=prefix, weights=weights, count=count)
         jobs = [partial(lane, *part) for part in zip(split(prompts, count), split(seeds, count))]
-        return list(itertools.chain(*share(jobs, threads=1 if most > 1 else torch.get_num_threads())))
+        return list(itertools.chain(*share(jobs, threads=1 if count > 1 else torch.get_num_threads())))
 
     @torch.inference_mode()
     def _lane(
@@ -82,14 +81,15 @@ class TorchEngine:
             replies += batch.run(self.end_ids)
         return replies
 
-    def _prefix(self, prompts: Sequence[Sequence[int]]) -> list[KeysAndValues]:
+    def _prefix(self, prompts: Sequence[Sequence[int]], weights: list[Fused]) -> list[KeysAndValues]:
         """Keys and values of the prompts' longest common prefix. Always computed by themselves, so that
         having kept them changes nothing."""
         ids = list(prompts[0][: shared_prefix(prompts)])
         if self.prefix is None or self.prefix[0] != ids:
             layers: list[KeysAndValues] = []
             if ids:
-                self.decoder.forward(prompt_tree([ids], [], self.decoder.device), lambda k, v: layers.append((k, v)))
+                tree = prompt_tree([ids], [], self.decoder.device)
+                self.decoder.forward(tree, lambda k, v: layers.append((k, v)), layers=weights)
             self.prefix = ids, layers
         return self.prefix[1]
 
@@ -127,7 +127,7 @@ class _Batch:
                 self.prefix.append((shared[0].permute(1, 2, 0).contiguous(), shared[1].transpose(0, 1).contiguous()))
             self.suffix.append((k.permute(2, 0, 3, 1).contiguous(), v.permute(2, 0, 1, 3).contiguous()))
 
-        hidden = decoder.forward(tree, keep, prefix if P else None)
+        hidden = decoder.forward(tree, keep, prefix if P else None, weights)
         self.prefix = self.prefix or [None] * len(weights)
         last = tree.suffix.lengths.cumsum(0) - 1
         group = [b for b, size in enumerate(self.sizes) for _ in range(size)]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tuneloop.policies.decoder import DenseDecoder
-from tuneloop.policies.lanes import add_gradients, lanes, split
+from tuneloop.policies.lanes import TRAINED, add_gradients, lanes, split
 from tuneloop.training.batch import Group, micro_batches, score
 from tuneloop.training.objectives import Clip, Counts, Objective, Replies, Unit
 
@@ -57,7 +57,7 @@ def accumulate(
         raise ValueError("an update needs a reply with tokens")
     counts = Counts(sum(g.used for g in groups), sum(g.tokens for g in groups), max_new_tokens)
     weigh = Weighing(objective, clip, counts, temperature, entropy_bonus, kl_coefficient, engine_ratio_cap)
-    parts = split(groups, lanes(decoder.model))
+    parts = split(groups, lanes(decoder.model, counts.replies, TRAINED))
     size = -(-micro_batch_replies // len(parts))  # together in memory at once: what was asked for
     jobs = [partial(_losses, decoder, micro_batches(part, size), weigh) for part in parts]
     parameters = [p for p in decoder.model.parameters() if p.requires_grad]
