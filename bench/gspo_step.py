@@ -2,9 +2,11 @@
 
     python -m bench.gspo_step --shape nano --steps 3
     python -m bench.gspo_step --shape smollm2-135m --steps 1 --rounds 1 --warm-up small
+    python -m bench.gspo_step --shape smollm2-135m --device cuda --boards 64 --replies 16
 
 Both sides start from the same folder of random weights, train on the same 8 boards × 8 replies of exactly
-32 tokens, pay the same reward and take two optimizer steps a rollout batch, in float32 on the CPU, offline.
+32 tokens, pay the same reward and take two optimizer steps a rollout batch, in float32 on the CPU (on a GPU: in
+bfloat16 over float32 weights), offline.
 They run in turns (TRL, tuneloop, TRL, tuneloop, …), each time in a process of its own, so that peak memory
 is its own and a machine that slows down slows both. What differs between the sides stands in
 bench/step_tuneloop.py and bench/step_trl.py.
@@ -28,6 +30,7 @@ from tuneloop.artifacts import write_json
 from tuneloop.errors import UserError
 
 UPDATES = 2
+PRECISIONS = {"cpu": "CPU, float32", "cuda": "GPU, bfloat16 over float32 weights"}
 SIDES: Mapping[str, Callable[..., Operations]] = {"trl": repeated_prompts, "tuneloop": shared_prompts}
 """In the order in which they run, with the arithmetic that each does."""
 
@@ -44,6 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         warm_up=options.warm_up,
         threads=options.threads,
         seed=2026,
+        device=options.device,
     )
     try:
         workload.require_sense()
@@ -60,6 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="python -m bench.gspo_step", description=__doc__.splitlines()[0])
     made.add_argument("--shape", choices=SHAPES, default="nano", help="size of the model (default %(default)s)")
+    made.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: %(default)s")
     made.add_argument("--threads", type=positive, default=2, help="of every process (default %(default)s)")
     made.add_argument("--steps", type=positive, default=3, help="measured steps a process (default %(default)s)")
     made.add_argument("--rounds", type=positive, default=2, help="processes a side (default %(default)s)")
@@ -87,7 +92,7 @@ def measured(workload: Workload, sides: Sequence[str], rounds: int) -> dict[str,
         runs = []
         for number in range(1, rounds + 1):
             for side in sides:
-                run = run_child(f"bench.step_{side}", [folder], workload.threads)
+                run = run_child(f"bench.step_{side}", [folder], workload.threads, workload.device)
                 runs.append({"side": side, "round": number, **run})
                 print(progress(runs[-1]), file=sys.stderr, flush=True)
     if len({run["prompts"] for run in runs}) > 1:
@@ -149,8 +154,8 @@ def table(found: Mapping[str, Any]) -> list[str]:
         f"{workload['shape']}: {policy['parameters']:,} parameters; {workload['boards']} boards × "
         f"{workload['replies']} replies × {workload['new_tokens']} tokens, {workload['updates']} updates; prompts of "
         f"{min(lengths)}–{max(lengths)} tokens ({policy['shared_prefix']} shared by all)",
-        f"{workload['threads']} threads, float32; medians of {summary[sides[0]]['steps']} steps a side after a "
-        f"{workload['warm_up']} warm-up step; matmul {found['gflops']:.0f} GFLOP/s",
+        f"{PRECISIONS[workload['device']]}, {workload['threads']} threads; medians of {summary[sides[0]]['steps']} "
+        f"steps a side after a {workload['warm_up']} warm-up step; matmul {found['gflops']:.0f} GFLOP/s",
         "",
     ]
     names = [f"{side} {summary[side]['version']}".strip() for side in sides]

@@ -20,11 +20,11 @@ from bench.workload import ROOT, load_workload
 from tuneloop.artifacts import write_json, write_jsonl
 from tuneloop.params import load_params
 from tuneloop.policies.card import PolicyCard
-from tuneloop.policies.catalogue import THINK
 from tuneloop.policies.nano import nano_model, nano_tokenizer
 from tuneloop.policies.policy import Policy, save_policy
 from tuneloop.policies.prompt_tree import shared_prefix
 from tuneloop.tasks import load_task
+from tuneloop.toolcalls import Reasoning
 
 TOKENIZER_VOCABULARY = 570
 """Fewer tokens make longer prompts: 320 make 394 of a prompt, 1,024 make 44."""
@@ -35,7 +35,7 @@ def main() -> int:
     workload = load_workload(folder)
     task = load_task("tictactoe")
     records = task.generate(max(64, workload.boards), workload.seed)
-    card = PolicyCard(workload.shape, "hermes", THINK, thinking=True)
+    card = PolicyCard(workload.shape, "hermes", Reasoning("<think>", "</think>"), thinking=True)
     template = Policy(None, nano_tokenizer([], 300), card)
     texts = [template.prompt_text(task.messages(r), task.tools) for r in records]
     tokenizer = nano_tokenizer([*texts[:64], json.dumps(task.tools)], TOKENIZER_VOCABULARY)

@@ -25,7 +25,7 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from bench.measure import matmul_gflops, peak_mib
+from bench.measure import matmul_gflops, peak_mib, settle
 from bench.step_reward import prompt_hash, reward
 from bench.workload import ROOT, Workload, load_workload
 from tuneloop.artifacts import read_json, write_json
@@ -42,14 +42,14 @@ def main() -> int:
         gc.collect()  # else its optimizer would count as memory of the measured one
     counted = workload.steps
     trainer, clock = trainer_over(replace(workload, steps=counted if small else counted + 1), folder)
-    start = peak_mib()
+    start = peak_mib(workload.device)
     trainer.train()
     write_json(
         result,
         {
             "steps": clock.steps[-counted:],
-            "peak_mib": peak_mib(),  # before the matrices of the next line
-            "gflops": matmul_gflops(),
+            "peak_mib": peak_mib(workload.device),  # before the matrices of the next line
+            "gflops": matmul_gflops(workload.device),
             "start_mib": start,
             "prompts": prompt_hash(trainer.processing_class(text=read_json(folder / "prompts.json"))["input_ids"]),
             "version": trl.__version__,
@@ -67,10 +67,12 @@ class Clock(TrainerCallback):
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.global_step % self.updates == 0:
+            settle()
             self.begun, self.generating = time.perf_counter(), 0.0
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.global_step % self.updates == 0:
+            settle()
             whole = time.perf_counter() - self.begun
             self.steps.append({"rollout": self.generating, "train": whole - self.generating})
 
@@ -82,6 +84,7 @@ class Clock(TrainerCallback):
             try:
                 return generate(*arguments, **options)
             finally:
+                settle()
                 self.generating += time.perf_counter() - started
 
         model.generate = timed
@@ -115,9 +118,9 @@ def trainer_over(workload: Workload, folder: Path) -> tuple[GRPOTrainer, Clock]:
         lr_scheduler_type="constant",
         adam_beta2=0.99,
         max_grad_norm=train.max_grad_norm,
-        bf16=False,
+        bf16=workload.device == "cuda",
         gradient_checkpointing=False,
-        use_cpu=True,
+        use_cpu=workload.device == "cpu",
         seed=workload.seed,
         report_to="none",
         logging_strategy="no",

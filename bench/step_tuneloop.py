@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from bench.measure import matmul_gflops, peak_mib
 from bench.step_reward import prompt_hash, reward
 from bench.workload import ROOT, Workload, load_workload
@@ -23,9 +25,11 @@ from tuneloop.params import load_params
 from tuneloop.policies.policy import load_policy
 from tuneloop.rollout.ask import Answer, Asker
 from tuneloop.rollout.contract import Sampling
+from tuneloop.rollout.graph_engine import GraphEngine
 from tuneloop.rollout.torch_engine import TorchEngine
 from tuneloop.tasks import load_task
 from tuneloop.tasks.contract import Outcome, Record
+from tuneloop.training.ranks import ALONE, Ranks
 from tuneloop.training.trainer import Trainer
 
 NEVER_ENDS = -1
@@ -42,7 +46,7 @@ def main() -> int:
         gc.collect()  # else its optimizer would count as memory of the measured one
     counted = workload.steps
     trainer = trainer_over(replace(workload, steps=counted if small else counted + 1), folder, device)
-    start = peak_mib()
+    start = peak_mib(workload.device)
     for _ in trainer.run():
         pass
     asker = trainer.asker
@@ -53,8 +57,8 @@ def main() -> int:
                 {"rollout": t["rollout_seconds"], "train": t["train_seconds"]}
                 for t in trainer.tables.timings[-counted:]
             ],
-            "peak_mib": peak_mib(),  # before the matrices of the next line
-            "gflops": matmul_gflops(),
+            "peak_mib": peak_mib(workload.device),  # before the matrices of the next line
+            "gflops": matmul_gflops(workload.device),
             "start_mib": start,
             "prompts": prompt_hash([asker.prompt(r, workload.new_tokens) for r in trainer.records]),
         },
@@ -62,15 +66,17 @@ def main() -> int:
     return 0
 
 
-def trainer_over(workload: Workload, folder: Path, device: object) -> Trainer:
+def trainer_over(workload: Workload, folder: Path, device: object, ranks: Ranks = ALONE) -> Trainer:
     """A trainer that takes `workload.steps` steps over the first `workload.boards` boards."""
     params = load_params(ROOT / "params.yaml")
     policy = load_policy(folder / "policy", device)
-    engine = TorchEngine(policy.model, [NEVER_ENDS])
+    gpu = workload.device == "cuda"
+    engine = GraphEngine(policy.model, [NEVER_ENDS], torch.bfloat16) if gpu else TorchEngine(policy.model, [NEVER_ENDS])
     asker = Asker(policy, engine, load_task("tictactoe"))
     pay_by_hash(asker)
     records = read_jsonl(folder / "boards.jsonl")[: workload.boards]
-    train = params.train.model_copy(
+    train = params.train
+    train = train.model_copy(
         update={
             "algorithm": "gspo",
             "steps": workload.steps,
@@ -85,13 +91,17 @@ def trainer_over(workload: Workload, folder: Path, device: object) -> Trainer:
             "entropy_bonus": 0.0,
             "kl_coefficient": 0.0,
             "visit": "passes",
+            "dtype": "bfloat16" if gpu else "float32",
+            "old_logprobs": "trainer" if gpu else "engine",
+            "engine_gap_limit": 0.2 if gpu else 1e-3,
+            "micro_batch_replies": workload.boards * workload.replies if gpu else train.micro_batch_replies,
             "evaluate_every": RARELY,
             "keep_replies_every": RARELY,
         }
     )
     rollout = params.rollout.model_copy(update={"max_new_tokens": workload.new_tokens, "temperature": 1.0})
     # One held-out board: the trainer evaluates before its first step and after its last, outside the timings.
-    return Trainer(asker, engine, records, records[:1], train, rollout, workload.seed)
+    return Trainer(asker, engine, records, records[:1], train, rollout, workload.seed, ranks)
 
 
 def pay_by_hash(asker: Asker) -> None:

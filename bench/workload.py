@@ -26,7 +26,8 @@ SHAPES = ("nano", "smollm2-135m")
 class Workload:
     """One training step, `steps` times: `boards` × `replies` replies of exactly `new_tokens` tokens,
     split evenly into `updates` optimizer steps. `warm_up` "full": one whole step that is not counted;
-    "small": one of 2 boards × 2 replies × 4 tokens."""
+    "small": one of 2 boards × 2 replies × 4 tokens. `device`: "cpu", computing in float32, or "cuda", computing in
+    bfloat16 over float32 weights."""
 
     shape: str
     boards: int
@@ -37,6 +38,7 @@ class Workload:
     warm_up: str
     threads: int
     seed: int
+    device: str = "cpu"
 
     def require_sense(self) -> None:
         """Raises UserError for sizes that no step can have."""
@@ -54,7 +56,7 @@ def make_policy(workload: Workload, folder: Path) -> dict[str, Any]:
     """Write the workload, the policy and the boards into `folder`; returns what bench.step_policy says of
     them. Raises UserError where prompt and reply together are longer than the model's positions."""
     (folder / "workload.json").write_text(json.dumps(asdict(workload)), encoding="utf-8")
-    policy = run_child("bench.step_policy", [folder], workload.threads)
+    policy = run_child("bench.step_policy", [folder], workload.threads, workload.device)
     longest, limit = max(policy["prompt_tokens"]), policy["positions"]
     if longest + workload.new_tokens > limit:
         raise UserError(
@@ -68,14 +70,14 @@ def load_workload(folder: Path) -> Workload:
     return Workload(**json.loads((folder / "workload.json").read_text(encoding="utf-8")))
 
 
-def run_child(module: str, arguments: Sequence[str | Path | int], threads: int) -> dict[str, Any]:
+def run_child(module: str, arguments: Sequence[str | Path | int], threads: int, device: str = "cpu") -> dict[str, Any]:
     """Run `python -m module arguments… RESULT` and return the JSON object it writes to the file RESULT.
     Raises UserError with the end of its output where it fails."""
     result = Path(arguments[0]) / "result.json"
     result.unlink(missing_ok=True)
     command = [sys.executable, "-m", module, *map(str, arguments), str(result)]
     done = subprocess.run(
-        command, cwd=ROOT, env=environment(threads), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command, cwd=ROOT, env=environment(threads, device), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     if done.returncode or not result.exists():
         tail = "\n".join(done.stdout.splitlines()[-15:])
@@ -83,12 +85,12 @@ def run_child(module: str, arguments: Sequence[str | Path | int], threads: int) 
     return json.loads(result.read_text(encoding="utf-8"))
 
 
-def environment(threads: int) -> dict[str, str]:
-    """The same surroundings for everybody: the CPU, `threads` threads that sleep while they wait (spinning
+def environment(threads: int, device: str = "cpu") -> dict[str, str]:
+    """The same surroundings for everybody: one device, `threads` threads that sleep while they wait (spinning
     ones cost a factor as soon as anything else runs), no hub."""
     return {
         **os.environ,
-        "CUDA_VISIBLE_DEVICES": "",
+        "CUDA_VISIBLE_DEVICES": "" if device == "cpu" else os.environ.get("CUDA_VISIBLE_DEVICES", "0"),
         "OMP_NUM_THREADS": str(threads),
         "OMP_WAIT_POLICY": "PASSIVE",
         "TOKENIZERS_PARALLELISM": "false",

@@ -21,7 +21,7 @@ import numpy as np
 from tuneloop.artifacts import read_json, read_jsonl, write_json, write_text
 from tuneloop.errors import UserError
 from tuneloop.evaluation.comparison import Comparison, Row, Side, compare
-from tuneloop.params import load_params
+from tuneloop.params import load_params, resolved_text
 from tuneloop.report import plots
 from tuneloop.report.figures import house_style, save_png
 from tuneloop.report.gallery import choose_pairs
@@ -99,7 +99,7 @@ def main() -> int:
             DATA,
             params.task.name,
             params.policy.source,
-            PARAMS.read_text(encoding="utf-8"),
+            resolved_text(PARAMS),
             resamples=params.compare.bootstrap,
             confidence=params.compare.confidence,
             seed=params.seed,

@@ -1,33 +1,46 @@
 """train: GSPO on the training records, from the base policy.
 
     python -m stages.train
+    torchrun --nproc-per-node 2 -m stages.train        what the first does by itself where machine.ranks is 2
 
 Reads data/boards/{train,heldout}.jsonl and data/policy/model (`train.extra_records` adds the task's own extra
 records to those of train.jsonl); writes data/train/policy (a Hugging Face
 folder), history.csv (one row a step), evaluations.csv, replies.jsonl (every reply of every k-th step),
-metrics.json, and the times apart in timings.csv and timings.json. A killed run continues from its last
-state in .state/train and ends in the same weights.
+metrics.json, and the times apart in timings.csv and timings.json. With train.lora the policy's weights hold the
+adapters merged in, and policy/adapter holds them as the peft package reads them. A killed run continues from its
+last state in .state/train and ends in the same weights. Of several ranks the first alone writes and speaks.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean
 
+import torch
+
 from tuneloop import machine
 from tuneloop.artifacts import read_jsonl, write_csv, write_json, write_jsonl
-from tuneloop.params import Params, load_params
-from tuneloop.policies.policy import load_policy, save_policy
+from tuneloop.errors import UserError
+from tuneloop.params import LoraParams, Params, load_params
+from tuneloop.policies.adapters import merged_state
+from tuneloop.policies.policy import Policy, load_policy, save_policy
+from tuneloop.policies.presets import LoraTargets, require_trainable
 from tuneloop.progress import Progress
 from tuneloop.rollout.ask import Asker
 from tuneloop.rollout.engines import load_engine
 from tuneloop.stage import stage
 from tuneloop.tasks import load_task
+from tuneloop.training.launch import end_with_the_launcher, launch, launched
+from tuneloop.training.lora import add_adapters, save_adapter, targets_of
+from tuneloop.training.ranks import Ranks, ending_with_the_others, full, join
 from tuneloop.training.state import StateFolder, state_key
-from tuneloop.training.trainer import Tables, Trainer
+from tuneloop.training.trainer import COMPUTE, Tables, Trainer
 
 POLICY, BOARDS, OUT, STATE = Path("data/policy/model"), Path("data/boards"), Path("data/train"), Path(".state/train")
 LAST = 20
@@ -35,17 +48,27 @@ LAST = 20
 
 
 def main() -> int:
-    with stage("train"):
+    if not launched() and (count := wanted_ranks()) > 1:
+        return launch("stages.train", count)
+    if launched():
+        end_with_the_launcher()
+    first = int(os.environ.get("RANK", 0)) == 0
+    with stage("train") if first else silent_stage(), ending_with_the_others():
         started = time.perf_counter()
         params = load_params()
+        require_trainable(params.policy.source, params.policy.like)
+        ranks = join()
         device = machine.prepare(params.machine.threads)
         policy = load_policy(POLICY, device)
-        engine = load_engine(policy, params.rollout)
+        lora, targets = params.train.lora, targets_of(params.policy.source, params.policy.like)
+        if lora.rank:
+            add_adapters(policy.model, lora, targets, params.seed)
+        engine = load_engine(policy, params.rollout, COMPUTE[params.train.dtype])
         asker = Asker(policy, engine, load_task(params.task.name))
         records, heldout = (read_jsonl(BOARDS / f"{name}.jsonl") for name in ("train", "heldout"))
         if params.train.extra_records:
             records += asker.task.extra_records()
-        trainer = Trainer(asker, engine, records, heldout, params.train, params.rollout, params.seed)
+        trainer = Trainer(asker, engine, records, heldout, params.train, params.rollout, params.seed, ranks)
         states = StateFolder(STATE, run_key(params))
         if (state := states.load()) is not None:
             trainer.restore(state)
@@ -54,20 +77,61 @@ def main() -> int:
             for row in trainer.run():
                 progress.advance(reward=row["reward_mean"], length=row["length_all"])
                 if row["step"] % params.train.save_every == 0 and row["step"] < params.train.steps:
-                    states.save(row["step"], trainer.state())
-        states.save(trainer.step, trainer.state())
-        save_policy(policy, OUT / "policy")
-        write_tables(trainer.tables)
-        write_json(OUT / "timings.json", {"seconds": round(time.perf_counter() - started, 3)})
+                    save_state(states, trainer, ranks)
+        save_state(states, trainer, ranks)
+        weights = None if ranks.alone and not lora.rank else full(policy.model.state_dict())
+        ranks.leave()
+        if ranks.first:
+            save_trained(policy, weights, lora, targets)
+            write_tables(trainer.tables)
+            write_json(OUT / "timings.json", {"seconds": round(time.perf_counter() - started, 3)})
     return 0
+
+
+@contextmanager
+def silent_stage() -> Iterator[None]:
+    """A rank that is not the first: what it prints is dropped."""
+    with open(os.devnull, "w", encoding="utf-8") as nothing, redirect_stdout(nothing), stage("train"):
+        yield
+
+
+def wanted_ranks() -> int:
+    """`machine.ranks`; 1 where the parameters are wrong, which the stage itself then says."""
+    try:
+        return load_params().machine.ranks
+    except UserError:
+        return 1
+
+
+def save_state(states: StateFolder, trainer: Trainer, ranks: Ranks) -> None:
+    state = trainer.state()  # of all ranks together
+    if ranks.first:
+        states.save(trainer.step, state)
+
+
+def save_trained(
+    policy: Policy, weights: dict[str, torch.Tensor] | None, lora: LoraParams, targets: LoraTargets
+) -> None:
+    """Write the trained policy. `weights`: those of the model as it was trained, where it is spread over ranks or
+    has adapters; they are then put into the base policy, which is neither."""
+    folder = OUT / "policy"
+    if weights is None:
+        save_policy(policy, folder)
+        return
+    plain = load_policy(POLICY)
+    plain.model.load_state_dict(merged_state(policy.model, weights))
+    save_policy(plain, folder)
+    if lora.rank:
+        save_adapter(weights, lora, targets, folder / "adapter")
 
 
 def run_key(params: Params) -> str:
     """The key of everything the trained weights depend on."""
     values = params.model_dump(include={"seed", "task", "rollout", "train", "machine"})
-    # How often a state is saved changes no result.
-    del values["train"]["save_every"]
-    values["versions"] = {name: version(name) for name in ("torch", "transformers", "tokenizers", "numpy")}
+    # How often a state is saved changes no result, the number of ranks none but by rounding.
+    del values["train"]["save_every"], values["machine"]["ranks"]
+    packages = ["torch", "transformers", "tokenizers", "numpy", *(["peft"] if params.train.lora.rank else [])]
+    values["versions"] = {name: version(name) for name in packages}
     code = Path(__file__).parent.parent
     return state_key(
         values, [POLICY, BOARDS / "train.jsonl", BOARDS / "heldout.jsonl", code / "tuneloop", Path(__file__)]

@@ -64,8 +64,13 @@ TINY = {
     "train.keep_replies_every": 2,
     "train.save_every": 1,
     "train.engine_gap_limit": 1e-3,
+    "train.dtype": "float32",
+    "train.checkpoint_layers": False,
+    "train.lora.rank": 0,
+    "train.lora.alpha": 32,
     "compare.bootstrap": 200,
     "machine.threads": 1,
+    "machine.ranks": 1,
 }
 """By dotted key: what the tests rely on, whatever the project's own params.yaml says."""
 

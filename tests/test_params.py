@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,8 @@ import pytest
 from ruamel.yaml import YAML
 
 from tuneloop.errors import UserError
-from tuneloop.params import known_keys, load_params, parse_params
+from tuneloop.params import known_keys, load_params, parse_params, resolved_text
+from tuneloop.policies.presets import preset_keys, presets
 
 PROJECT = Path(__file__).parents[1] / "params.yaml"
 
@@ -50,10 +53,12 @@ def refusal(whole: Any) -> str:
 LEAVES = leaves(parse_params(TREE, "params.yaml").model_dump())
 OPTIONAL = ["train.engine_ratio_cap", "train.kl_until"]
 """Numbers that may be null."""
+OPTIONAL_TEXTS = ["policy.revision", "policy.like", "policy.dialect"]
 NUMBERS = [key for key, value in LEAVES.items() if type(value) in (int, float) or key in OPTIONAL]
 WHOLE = [key for key, value in LEAVES.items() if type(value) is int]
 SWITCHES = [key for key, value in LEAVES.items() if type(value) is bool]
-TEXTS = [key for key, value in LEAVES.items() if type(value) is str]
+TEXTS = [key for key, value in LEAVES.items() if type(value) is str or key in OPTIONAL_TEXTS]
+MAY_BE_NULL = [*OPTIONAL, *OPTIONAL_TEXTS, *preset_keys()]
 
 
 def test_the_projects_own_file_is_valid() -> None:
@@ -76,7 +81,7 @@ def refuses(key: str, values: Sequence[Any]) -> None:
 
 @pytest.mark.parametrize("key", LEAVES)
 def test_no_key_takes_nothing_a_list_or_a_mapping(key: str) -> None:
-    refuses(key, [*([] if key in OPTIONAL else [None]), [], [1], {}, {"a": 1}])
+    refuses(key, [*([] if key in MAY_BE_NULL else [None]), [], [1], {}, {"a": 1}])
 
 
 @pytest.mark.parametrize("key", NUMBERS)
@@ -211,6 +216,78 @@ def test_weights_for_an_engine_whose_own_numbers_are_the_old_ones_are_refused() 
     )
     whole["train"]["old_logprobs"] = "trainer"
     assert parse_params(whole, "").train.engine_ratio_cap == 2.0
+
+
+# What is null is the preset's
+
+
+def test_the_default_run_has_the_numbers_that_it_was_measured_with() -> None:
+    # As they stood in params.yaml, for nano, when docs/LOG.md of the CPU loop was written.
+    params = load_params(PROJECT)
+    assert params.policy.source == "nano"
+    assert params.policy.warm_start.model_dump() == {"updates": 1000, "batch_size": 64, "lr": 2e-3}
+    rollout, train = params.rollout, params.train
+    assert (rollout.engine, rollout.max_new_tokens, rollout.thinking) == ("torch", 32, True)
+    assert (train.lr, train.clip_low, train.clip_high, train.kl_coefficient) == (4e-4, 0.005, 0.005, 0.1)
+    assert (train.old_logprobs, train.micro_batch_replies, train.engine_gap_limit) == ("engine", 128, 1e-3)
+
+
+@pytest.mark.parametrize("key", preset_keys())
+def test_a_null_is_the_presets_value_and_a_value_of_ones_own_wins(key: str) -> None:
+    for value, expected in ((None, "qwen3-0.6b"), (presets()["ling-3.0-tiny"].params[key], "ling-3.0-tiny")):
+        whole = changed(key, value)
+        whole["policy"]["source"] = "qwen3-0.6b"
+        assert leaves(parse_params(whole, "").model_dump())[key] == presets()[expected].params[key]
+
+
+@pytest.mark.parametrize("source", list(presets()))
+def test_switching_the_source_alone_gives_valid_parameters(source: str) -> None:
+    found = leaves(parse_params(changed("policy.source", source), "").model_dump())
+    assert {key: found[key] for key in preset_keys()} == dict(presets()[source].params)
+
+
+def test_a_source_without_preset_says_which_keys_it_must_give_or_takes_those_of_another() -> None:
+    whole = changed("policy.source", "someone/model")
+    whole["train"]["lr"] = 1e-6
+    said = refusal(whole)
+    assert said.startswith("params.yaml: policy.source: 'someone/model' is no preset, so nothing says what is null: ")
+    named = said.split("null: ")[1].split(";")[0].split(", ")
+    assert named == [key for key in known_keys() if key in preset_keys() and key != "train.lr"]
+    whole["policy"]["like"] = "qwen3-0.6b"
+    params = parse_params(whole, "")
+    assert (params.train.lr, params.train.clip_high) == (1e-6, presets()["qwen3-0.6b"].params["train.clip_high"])
+
+
+@pytest.mark.parametrize(
+    ("source", "like", "said"),
+    [
+        ("nanno", None, "policy.source: there is no preset 'nanno' (did you mean nano?)"),
+        ("./nowhere", None, "policy.source: there is no preset './nowhere', and no such folder"),
+        ("someone/model", "nanno", "policy.like: there is no preset 'nanno'; known presets: nano, smollm2-135m"),
+        ("nano", "qwen3-0.6b", "policy.like: 'nano' has values of its own (nano); leave policy.like null"),
+    ],
+)
+def test_a_source_that_cannot_be_is_one_line(source: str, like: str | None, said: str) -> None:
+    whole = changed("policy.source", source)
+    whole["policy"]["like"] = like
+    assert refusal(whole).startswith(f"params.yaml: {said}")
+    assert "\n" not in refusal(whole)
+
+
+def test_the_resolved_text_says_every_value_and_keeps_the_comments(tmp_path: Path) -> None:
+    text = resolved_text(PROJECT)
+    assert leaves(YAML(typ="safe").load(text)) == leaves(load_params(PROJECT).model_dump())
+    assert [line.split("#")[1:] for line in text.splitlines()] == [
+        line.split("#")[1:] for line in PROJECT.read_text(encoding="utf-8").splitlines()
+    ]
+    other = write(tmp_path, "  source: nano ", "  source: smollm2-135m ")
+    assert YAML(typ="safe").load(resolved_text(other))["train"]["lr"] == presets()["smollm2-135m"].params["train.lr"]
+
+
+def test_reading_parameters_loads_neither_torch_nor_transformers() -> None:
+    code = "import sys, tuneloop.params as p; p.load_params(sys.argv[1]); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code, str(PROJECT)], capture_output=True, text=True, check=True)
+    assert not {"torch", "transformers"} & set(done.stdout.split())
 
 
 # The file

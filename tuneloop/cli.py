@@ -1,23 +1,26 @@
 """The `tuneloop` command.
 
     tuneloop score --board "X.O/.../XO." --dialect hermes < reply.txt
+    tuneloop doctor
 
 A subcommand is a `Command` in `COMMANDS`: one function declares its arguments, one does the work.
-Whatever is slow to import (torch, plots, servers) is imported inside the latter.
+Whatever is slow to import (torch, plots, servers), or may be missing, is imported inside the latter.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from tuneloop.artifacts import compact_json
 from tuneloop.errors import UserError
-from tuneloop.tasks import load_task
-from tuneloop.toolcalls import Reasoning, ToolCall, load_dialect, read_reply
+
+if TYPE_CHECKING:
+    from tuneloop.toolcalls import Reasoning
 
 
 @dataclass(frozen=True)
@@ -31,8 +34,8 @@ class Command:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one subcommand. Exit status: 0 done, 2 bad input (one line on stderr says what), 130
-    interrupted."""
+    """Run one subcommand. Exit status: 0 done, 1 `doctor` found something that fails, 2 bad input (one line
+    on stderr says what), 130 interrupted, 141 whoever read the output has left."""
     try:
         options = _parser().parse_args(argv)
         return options.run(options)
@@ -41,6 +44,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:
+        # Else Python complains when it flushes standard output at its end ("Note on SIGPIPE" in its manual).
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
 
 
 def _score_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,6 +67,9 @@ def _score_arguments(parser: argparse.ArgumentParser) -> None:
 def _score(options: argparse.Namespace) -> int:
     """Reads a reply from standard input (any bytes) and prints its outcome, reward and arguments:
     every argument of the task's tools is a key, null where there is no valid call."""
+    from tuneloop.tasks import load_task
+    from tuneloop.toolcalls import ToolCall, load_dialect, read_reply
+
     task, dialect = load_task(options.task), load_dialect(options.dialect)
     reasoning = _reasoning(options.reasoning, options.opened_by_prompt)
     record = task.parse(options.board)
@@ -76,6 +86,8 @@ def _score(options: argparse.Namespace) -> int:
 
 
 def _reasoning(markers: str, opened_by_prompt: bool) -> Reasoning | None:
+    from tuneloop.toolcalls import Reasoning
+
     if markers == "none":
         return None
     opening, comma, closing = markers.partition(",")
@@ -84,7 +96,22 @@ def _reasoning(markers: str, opened_by_prompt: bool) -> Reasoning | None:
     return Reasoning(opening, closing, opened_by_prompt)
 
 
-COMMANDS = (Command("score", "outcome and reward of one reply, read from standard input", _score_arguments, _score),)
+def _doctor_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of lines")
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from tuneloop.doctor.command import run_doctor
+
+    return run_doctor(as_json=options.json)
+
+
+COMMANDS = (
+    Command("score", "outcome and reward of one reply, read from standard input", _score_arguments, _score),
+    Command(
+        "doctor", "is this machine, and the project in this folder, ready? and what to do", _doctor_arguments, _doctor
+    ),
+)
 
 
 class _Parser(argparse.ArgumentParser):

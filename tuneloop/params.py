@@ -1,8 +1,15 @@
-"""`params.yaml` as typed values. A section is named after the stage or shared part that reads it."""
+"""`params.yaml` as typed values. A section is named after the stage or shared part that reads it.
+
+Keys for which the presets of `tuneloop/policies/presets.yaml` have values may be null there: they become the
+value of the preset that `policy.source` names, before anything else is looked at. So every value here is a real one.
+"""
 
 from __future__ import annotations
 
 import difflib
+from functools import reduce
+from io import StringIO
+from operator import getitem
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,6 +18,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from tuneloop.errors import UserError
+from tuneloop.policies.presets import origin_of, preset_keys, preset_of
 
 Positive = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, lt=1)]
@@ -56,22 +64,37 @@ class WarmStartParams(Section):
 
 class PolicyParams(Section):
     source: str
+    revision: str | None
+    like: str | None
+    dialect: str | None
     nano: NanoParams
     warm_start: WarmStartParams
 
 
+class VllmParams(Section):
+    dtype: Literal["float32", "bfloat16"]
+    memory_share: Share
+    max_model_len: Positive
+
+
 class RolloutParams(Section):
-    engine: Literal["torch"]
+    engine: Literal["torch", "transformers", "vllm"]
     max_new_tokens: Positive
     temperature: Annotated[float, Field(gt=0)]
     top_p: Annotated[float, Field(gt=0, le=1)]
     top_k: Annotated[int, Field(ge=0)]
     thinking: bool
+    vllm: VllmParams
 
 
 class EvaluateParams(Section):
     samples: Positive
     games: Annotated[int, Field(ge=0)]
+
+
+class LoraParams(Section):
+    rank: Annotated[int, Field(ge=0)]
+    alpha: Annotated[float, Field(gt=0)]
 
 
 class TrainParams(Section):
@@ -104,6 +127,9 @@ class TrainParams(Section):
     keep_replies_every: Positive
     save_every: Positive
     engine_gap_limit: Annotated[float, Field(gt=0)]
+    dtype: Literal["float32", "bfloat16"]
+    checkpoint_layers: bool
+    lora: LoraParams
 
     @model_validator(mode="after")
     def _weights(self) -> TrainParams:
@@ -122,6 +148,7 @@ class CompareParams(Section):
 
 class MachineParams(Section):
     threads: Positive
+    ranks: Positive
 
 
 class Params(Section):
@@ -134,6 +161,21 @@ class Params(Section):
     train: TrainParams
     compare: CompareParams
     machine: MachineParams
+
+    @model_validator(mode="after")
+    def _old_logprobs(self) -> Params:
+        if (
+            self.rollout.engine == "vllm"
+            and self.rollout.vllm.dtype != "float32"
+            and self.train.old_logprobs != "trainer"
+        ):
+            raise ValueError(
+                f"rollout.engine=vllm with rollout.vllm.dtype={self.rollout.vllm.dtype} and train.old_logprobs="
+                f"{self.train.old_logprobs}: log-probabilities of a {self.rollout.vllm.dtype} engine are off by about "
+                "0.03 a token, more than a clip range is wide, so every ratio would start outside it; set "
+                "train.old_logprobs to trainer and train.engine_gap_limit to 0.1, or rollout.vllm.dtype to float32"
+            )
+        return self
 
 
 def load_params(path: Path | str = "params.yaml") -> Params:
@@ -149,11 +191,61 @@ def load_params(path: Path | str = "params.yaml") -> Params:
 
 
 def parse_params(tree: Any, where: str) -> Params:
-    """Params from nested mappings; errors as `load_params`, with `where` as the file's name."""
+    """Params from nested mappings, nulls taken from the preset; errors as `load_params`, with `where` as the
+    file's name."""
     try:
-        return Params.model_validate(_widened(tree))
+        filled = with_preset_values(tree)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+    try:
+        return Params.model_validate(_widened(filled))
     except ValidationError as error:
-        raise UserError("\n".join(f"{where}: {_explain(e)}" for e in error.errors())) from None
+        raise UserError("\n".join(f"{where}: {line}" for line in _complaints(error, tree))) from None
+
+
+def with_preset_values(tree: Any) -> Any:
+    """`tree` (not changed) with the preset's value for every null key that presets have values for.
+
+    A key stays null where `policy.source` is a hub id or folder without preset. Raises UserError for a source that
+    is none of the three, and for a `policy.like` that is no preset or not needed.
+    """
+    policy = tree.get("policy") if isinstance(tree, dict) else None
+    source, like = (policy.get(key) for key in ("source", "like")) if isinstance(policy, dict) else (None, None)
+    if not isinstance(source, str) or not isinstance(like, str | None):
+        return tree
+    preset = preset_of(source, like)
+    if preset is None:
+        origin_of(source)
+        return tree
+    out = dict(tree)
+    for key, value in preset.params.items():
+        *sections, name = key.split(".")
+        node = out
+        for section in sections:
+            if not isinstance(node.get(section), dict):
+                break
+            node[section] = dict(node[section])
+            node = node[section]
+        else:
+            if name in node and node[name] is None:
+                node[name] = value
+    return out
+
+
+def resolved_text(path: Path | str = "params.yaml") -> str:
+    """The file as it is, comments and all, with the preset's value where it says null. Errors as `load_params`."""
+    load_params(path)
+    yaml, out = YAML(), StringIO()
+    yaml.width = 120
+    tree = yaml.load(Path(path).read_text(encoding="utf-8"))
+    preset = preset_of(tree["policy"]["source"], tree["policy"]["like"])
+    for key, value in ({} if preset is None else preset.params).items():
+        *sections, name = key.split(".")
+        section = reduce(getitem, sections, tree)
+        if section[name] is None:
+            section[name] = value
+    yaml.dump(tree, out)
+    return out.getvalue()
 
 
 def known_keys(model: type[BaseModel] = Params, before: str = "") -> list[str]:
@@ -179,6 +271,19 @@ def _widened(tree: Any, model: type[BaseModel] = Params) -> Any:
         elif field.annotation is float and type(value) is int:
             out[name] = float(value)
     return out
+
+
+def _complaints(error: ValidationError, tree: Any) -> list[str]:
+    """One line a mistake; the keys left null by a source without preset together."""
+    found = {".".join(map(str, e["loc"])): e for e in error.errors()}
+    null = [key for key, e in found.items() if key in preset_keys() and e["input"] is None and e["type"] != "missing"]
+    lines = [_explain(e) for e in error.errors() if ".".join(map(str, e["loc"])) not in null]
+    if null and not found.keys() & {"policy", "policy.source", "policy.like"}:
+        lines.append(
+            f"policy.source: {tree['policy']['source']!r} is no preset, so nothing says what is null: "
+            f"{', '.join(null)}; write values there, or name in policy.like the preset whose values it takes"
+        )
+    return lines
 
 
 def _explain(error: dict[str, Any]) -> str:

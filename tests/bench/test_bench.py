@@ -146,7 +146,15 @@ def test_arithmetic_is_counted_as_by_hand(bench: ModuleType) -> None:
 def test_the_ratio_says_how_many_times_tuneloops_number_the_peers_is(bench: ModuleType) -> None:
     keys = [key for _, key, _ in bench.gspo_step.ROWS]
     found = {
-        "workload": {"shape": "nano", "boards": 8, "replies": 8, "new_tokens": 32, "updates": 2, "threads": 2}
+        "workload": {
+            "shape": "nano",
+            "boards": 8,
+            "replies": 8,
+            "new_tokens": 32,
+            "updates": 2,
+            "threads": 2,
+            "device": "cpu",
+        }
         | {"warm_up": "full"},
         "policy": {"parameters": 1, "prompt_tokens": [100], "shared_prefix": 70},
         "gflops": 100.0,

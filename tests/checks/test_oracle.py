@@ -10,8 +10,8 @@ import pytest
 from tuneloop.checks import load_checks
 from tuneloop.errors import UserError
 from tuneloop.tasks import load_task
-from tuneloop.tasks.tictactoe.oracle import REWARDS, move, oracle
-from tuneloop.toolcalls import Reasoning, ToolCall, load_dialect, read_reply
+from tuneloop.tasks.tictactoe.oracle import READERS, REWARDS, move, oracle
+from tuneloop.toolcalls import Reasoning, ToolCall, dialect_names, load_dialect, read_reply
 
 TASK = load_task("tictactoe")
 CHECKS = load_checks("tictactoe")
@@ -22,6 +22,9 @@ EMPTY = ".../.../..."
 
 def call(arguments: str, name: str = "choose_square") -> str:
     return f'<tool_call>{{"name": "{name}", "arguments": {arguments}}}</tool_call>'
+
+
+BARE_CALL = '{"name": "choose_square", "arguments": {"square": 5}}'
 
 
 def test_move_rewards_reproduce_the_published_means_over_all_boards():
@@ -84,6 +87,30 @@ def test_hermes_replies_to_the_empty_board(text, outcome):
     assert oracle(EMPTY, text, THINK, "hermes") == (outcome, REWARDS[outcome])
 
 
+@pytest.mark.parametrize(
+    ("text", "outcome"),
+    [
+        (BARE_CALL, "optimal"),
+        ("<think>hm</think>\n" + BARE_CALL + "\n", "optimal"),
+        ("```json\n" + BARE_CALL + "\n```", "optimal"),
+        ("My move: " + BARE_CALL, "no_call"),
+        (BARE_CALL + " Done.", "no_call"),
+        (BARE_CALL[:-1], "no_call"),
+        (BARE_CALL + BARE_CALL, "several_calls"),
+        (BARE_CALL + ";\n" + BARE_CALL, "several_calls"),
+        (BARE_CALL.replace("5", "5.0"), "bad_arguments"),
+        (BARE_CALL.replace("5", "[" * 70 + "]" * 70), "bad_arguments"),
+        (BARE_CALL.replace("arguments", "parameters"), "bad_arguments"),
+        (BARE_CALL.replace("choose_square", "place"), "wrong_tool"),
+        (BARE_CALL.replace("choose_square", "choose_<think>hm</think>square"), "wrong_tool"),
+        (call('{"square": 5}'), "no_call"),
+    ],
+)
+def test_plain_replies_to_the_empty_board(text, outcome):
+    """The source is the strict reader's contract, as above; an object with prose around it is no call."""
+    assert oracle(EMPTY, text, THINK, "plain") == (outcome, REWARDS[outcome])
+
+
 def test_a_reply_whose_prompt_opened_the_reasoning_starts_inside_it():
     assert oracle(EMPTY, call('{"square": 5}'), OPENED, "hermes")[0] == "no_call"
     assert oracle(EMPTY, "</think>" + call('{"square": 5}'), OPENED, "hermes")[0] == "optimal"
@@ -93,23 +120,38 @@ def test_without_reasoning_markers_nothing_is_cut():
     assert oracle(EMPTY, "<think>" + call('{"square": 5}'), None, "hermes")[0] == "optimal"
 
 
+def test_the_replies_of_every_dialect_that_a_policy_may_write_can_be_checked():
+    assert sorted(READERS) == dialect_names()
+
+
 def test_a_dialect_that_the_oracle_cannot_read_is_refused_with_the_ones_it_can():
-    with pytest.raises(UserError, match=r"'qwen3_coder'.*hermes, glm"):
-        oracle(EMPTY, "", None, "qwen3_coder")
+    with pytest.raises(UserError, match=r"'other'.*hermes, glm, llama, plain, qwen3_coder"):
+        oracle(EMPTY, "", None, "other")
 
 
-@pytest.mark.parametrize("dialect", ["hermes", "glm"])
+@pytest.mark.parametrize("dialect", sorted(READERS))
 def test_oracle_and_scorer_agree_on_every_square_of_every_board(dialect):
     written = {square: ToolCall("choose_square", {"square": square}) for square in range(1, 10)}
     texts = {square: load_dialect(dialect).render(call) for square, call in written.items()}
     for square, text in texts.items():
         assert read_reply(text, load_dialect(dialect), TASK.tools, THINK) == written[square]
-        for record in BOARDS:
+        # What a square is worth does not depend on the dialect: all boards once.
+        for record in BOARDS if dialect == "hermes" else BOARDS[::20]:
             scored = TASK.score(record, written[square])
             assert oracle(TASK.show(record), text, THINK, dialect) == (scored.name, scored.reward)
 
 
+BARE = [
+    *(" ", "{", '"name"', ": ", '"', "choose_square", '"', ", ", '"arguments"', ": "),
+    *("{", '"square"', ": ", "5", "}", "}", "\n"),
+]
 PIECES = {
+    "plain": BARE,
+    "llama": [piece.replace("arguments", "parameters") for piece in BARE],
+    "qwen3_coder": [
+        *("<tool_call>", "\n", "<function=", "choose_square", ">", "\n", "<parameter=", "square", ">", "\n", "5", "\n"),
+        *("</parameter>", "\n", "</function>", "\n", "</tool_call>"),
+    ],
     "hermes": [
         *("<tool_call>", "\n", "{", '"name"', ": ", '"', "choose_square", '"', ", ", '"arguments"', ": "),
         *("{", '"square"', ": ", "5", "}", "}", "\n", "</tool_call>"),
@@ -123,14 +165,16 @@ NOISE = [
     *("<think>", "</think>", "<tool_call>", "</tool_call>", "<arg_key>", "</arg_value>", "{", "}", "[", '"', ",", "\\"),
     *("3.9", "true", '"3"', "１", "-5", "05", "1e0", "1e999", "NaN", "9" * 310, "[" * 70, " ", "\u00a0", "x", "\ud800"),
     *('{"name":"choose_square","arguments":{"square":7}}', '{"name":"x","arguments":{}}', ',"a":1', '"square":6,'),
+    *('{"name":"choose_square","parameters":{"square":7}}', "```json", "```", "<|python_tag|>", "; ", "{}", "]" * 70),
+    *("<function=", "</function>", "<parameter=", "</parameter>", ">", "\n", "<parameter=why>1</parameter>"),
 ]
 
 
-@pytest.mark.parametrize("dialect", ["hermes", "glm"])
+@pytest.mark.parametrize("dialect", sorted(READERS))
 def test_oracle_and_reader_agree_on_thousands_of_broken_replies(dialect):
     random = Random(2026)
     seen: Counter[str] = Counter()
-    for number in range(6000):
+    for number in range(3000):
         pieces = list(PIECES[dialect]) * random.choice((0, 1, 1, 1, 1, 2))
         pieces = random.choice((pieces, ["<think>", "hm", "</think>", *pieces], [*NOISE[:2], *pieces]))
         for _ in range(random.randint(0, 4)):

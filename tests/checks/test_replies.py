@@ -197,5 +197,5 @@ def test_a_step_beyond_the_last_is_named():
 
 
 def test_a_dialect_without_an_oracle_is_refused_and_not_passed():
-    with pytest.raises(UserError, match=r"'llama'.*cannot read"):
-        evaluation_tables("baseline", evaluation(), setting("llama"), REPLIES)
+    with pytest.raises(UserError, match=r"'other'.*cannot read"):
+        evaluation_tables("baseline", evaluation(), setting("other"), REPLIES)

@@ -13,7 +13,7 @@ import os
 import sys
 from pathlib import Path
 
-from ruamel.yaml import YAML
+from tuneloop.params import load_params
 
 BOARDS = 12
 REPLIES = Path("data/retest/replies.jsonl")
@@ -79,5 +79,5 @@ stages:
 """
 
 if __name__ == "__main__":
-    params = YAML(typ="safe").load(Path("params.yaml").read_text())
-    compare() if sys.argv[1] == "compare" else train(params["train"]["lr"], params["seed"])
+    params = load_params()
+    compare() if sys.argv[1] == "compare" else train(params.train.lr, params.seed)

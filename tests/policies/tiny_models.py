@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 from transformers import (
+    BailingHybridConfig,
+    BailingHybridForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
@@ -48,6 +50,38 @@ def llama(kv_heads: int = 2, tied: bool = True, layers: int = 2, biases: bool = 
 
 def qwen2(kv_heads: int = 2, tied: bool = True, layers: int = 2) -> PreTrainedModel:
     return Qwen2ForCausalLM(Qwen2Config(**_sizes(kv_heads, tied, layers)))
+
+
+def bailing_hybrid(**changes: object) -> PreTrainedModel:
+    """The architecture of Ling-3.0-tiny: layers of KDA linear attention, then one of MLA; a dense MLP first,
+    then routed experts with a shared one. (Fewer and narrower; everything else as there.)"""
+    sizes = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "moe_intermediate_size": 8,
+        "num_hidden_layers": 3,
+        "layer_group_size": 3,
+        "first_k_dense_replace": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "q_lora_rank": 6,
+        "kv_lora_rank": 8,
+        "qk_rope_head_dim": 4,
+        "qk_nope_head_dim": 4,
+        "v_head_dim": 6,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_group": 2,
+        "topk_group": 1,
+        "num_mtp_layers": 0,
+        "max_position_embeddings": 256,
+        "eos_token_id": 2,
+        # The embedding of the padding token gets no gradient: not the end token's, then.
+        "pad_token_id": 0,
+    }
+    return BailingHybridForCausalLM(BailingHybridConfig(**(sizes | changes)))
 
 
 FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {

@@ -117,6 +117,13 @@ def test_greedy_takes_the_likeliest_token_whatever_else_is_set() -> None:
     assert logp.item() == pytest.approx(2 - math.log(1 + math.e + math.e**2), rel=1e-6)
 
 
+@pytest.mark.parametrize("length", [1, 4, 5, 32])
+def test_the_numbers_are_those_of_numpys_philox_generator_keyed_by_the_seed(length: int) -> None:
+    seeds = [0, 1, 2**32, 2**63, 2**64 - 1, 2**64, 2**128 - 1, *(reply_seed("x", i) for i in range(20))]
+    expected = [np.random.Generator(np.random.Philox(key=seed)).random(length) for seed in seeds]
+    assert np.array_equal(uniforms(seeds, length), np.stack(expected))
+
+
 def test_a_replys_numbers_depend_on_its_seed_alone() -> None:
     seeds = [3, 2**64 - 1, 0, 3]
     rows = uniforms(seeds, 6)

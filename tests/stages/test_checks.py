@@ -120,5 +120,5 @@ def test_the_boards_stage_gives_status_1_or_0_and_repeats_its_verdict_byte_for_b
 def test_a_policy_whose_dialect_has_no_oracle_stops_the_check(valid, data):
     from stages.check_rewards import check
 
-    with pytest.raises(UserError, match=r"'llama'.*cannot read"):
-        check(data, "tictactoe", "llama", None, max_new_tokens=48, samples=3, group_size=4, steps=20)
+    with pytest.raises(UserError, match=r"'other'.*cannot read"):
+        check(data, "tictactoe", "other", None, max_new_tokens=48, samples=3, group_size=4, steps=20)

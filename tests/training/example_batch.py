@@ -59,11 +59,18 @@ def expected_value(model: PreTrainedModel, name: str, groups: Sequence[Group]) -
 
 
 def update(
-    model: PreTrainedModel, name: str, groups: Sequence[Group] = BATCH, most: int = 512, **options: float
+    model: PreTrainedModel,
+    name: str,
+    groups: Sequence[Group] = BATCH,
+    most: int = 512,
+    dtype: torch.dtype | None = None,
+    checkpoint_layers: bool = False,
+    **options: float,
 ) -> tuple[UpdateLog, list[torch.Tensor]]:
     """One update's log and the gradient of its loss for every parameter."""
     model.zero_grad(set_to_none=True)
-    log = accumulate(DenseDecoder(model), groups, OBJECTIVES[name], CLIP, TEMPERATURE, LIMIT, most, **options)
+    decoder = DenseDecoder(model, dtype, checkpoint_layers)
+    log = accumulate(decoder, groups, OBJECTIVES[name], CLIP, TEMPERATURE, LIMIT, most, **options)
     return log, [parameter.grad for parameter in model.parameters()]
 
 

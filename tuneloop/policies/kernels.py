@@ -13,12 +13,15 @@ from torch import Tensor
 
 CHUNK_ELEMENTS = 1 << 24
 """Logits held at once (64 MB in float32): memory does not grow with vocabulary × batch."""
+CHUNK_ELEMENTS_GPU = 1 << 28
+"""The same on a GPU (1 GB), which small pieces leave idle."""
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x²) + eps) · weight over the last axis; `weight` broadcasts against `x`. In half
-    precision the quotient is taken in float32 and rounded before the product, as transformers does."""
-    return _RmsNorm.apply(x, weight, eps) if torch.is_grad_enabled() else _normed(x, eps)[0] * weight
+    precision the quotient is taken in float32 and rounded before the product, as transformers does. The result
+    has the type of `x`."""
+    return _RmsNorm.apply(x, weight, eps) if torch.is_grad_enabled() else (_normed(x, eps)[0] * weight).to(x.dtype)
 
 
 def _normed(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -34,15 +37,15 @@ class _RmsNorm(torch.autograd.Function):
     def forward(ctx, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         normed, inverse = _normed(x, eps)
         ctx.save_for_backward(normed, inverse, weight)
-        return normed * weight
+        return (normed * weight).to(x.dtype)
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         normed, inverse, weight = ctx.saved_tensors
         product = grad * normed
-        to_weight = product.sum(tuple(range(product.dim() - weight.dim())))
+        to_weight = product.sum(tuple(range(product.dim() - weight.dim())), dtype=weight.dtype)
         along = product.mul_(weight).mean(-1, keepdim=True)
-        to_x = torch.addcmul(grad * weight, normed, along.to(normed.dtype), value=-1)
+        to_x = torch.addcmul((grad * weight).to(normed.dtype), normed, along.to(normed.dtype), value=-1)
         return to_x.mul_(inverse.to(to_x.dtype)), to_weight, None
 
 
@@ -83,19 +86,21 @@ def token_logprobs(hidden: Tensor, head: Tensor, ids: Tensor, temperature: float
     """Log-probability and entropy (nats) of `ids` [n], both [n], under softmax(hidden · headᵀ /
     temperature), from hidden states [n, hidden] and head [vocabulary, hidden].
 
-    In float32 at least. Logits are made a chunk of rows at a time and, where there are several
-    chunks, made again in the backward pass.
+    In float32 at least; a head in a wider type than `hidden` is rounded for the products with it and its
+    gradient is not. Logits are made a chunk of rows at a time and, where there are several chunks, made
+    again in the backward pass.
     """
-    return _TokenLogprobs.apply(hidden, head, ids, temperature, max(1, CHUNK_ELEMENTS // head.shape[0]))
+    elements = CHUNK_ELEMENTS_GPU if hidden.is_cuda else CHUNK_ELEMENTS
+    return _TokenLogprobs.apply(hidden, head, ids, temperature, max(1, elements // head.shape[0]))
 
 
 class _TokenLogprobs(torch.autograd.Function):
     # d log p(id) / dz = onehot(id) − p;  d entropy / dz = −p (log p + entropy).
     @staticmethod
     def forward(ctx, hidden: Tensor, head: Tensor, ids: Tensor, temperature: float, rows: int) -> tuple[Tensor, Tensor]:
-        parts = []
+        parts, weight = [], head.to(hidden.dtype)
         for h, i in zip(hidden.split(rows), ids.split(rows)):
-            shifted = _shifted_logits(h, head, temperature)
+            shifted = _shifted_logits(h, weight, temperature)
             chosen = shifted.gather(-1, i[:, None])[:, 0]
             exp = shifted.exp()
             total = exp.sum(-1)
@@ -113,10 +118,10 @@ class _TokenLogprobs(torch.autograd.Function):
         if to_logp is None and to_entropy is None:
             return None, None, None, None, None
         hidden, head, ids, entropy, total, *kept = ctx.saved_tensors
-        to_hidden, to_head = torch.empty_like(hidden), torch.zeros_like(head)
+        to_hidden, to_head, weight = torch.empty_like(hidden), torch.zeros_like(head), head.to(hidden.dtype)
         for start in range(0, len(ids), ctx.rows):
             part = slice(start, start + ctx.rows)
-            shifted = kept[0] if kept else _shifted_logits(hidden[part], head, ctx.temperature)
+            shifted = kept[0] if kept else _shifted_logits(hidden[part], weight, ctx.temperature)
             p = shifted.exp().div_(total[part, None])
             if to_entropy is None:
                 grad = p.mul_(-to_logp[part, None])
@@ -129,8 +134,11 @@ class _TokenLogprobs(torch.autograd.Function):
             if to_logp is not None:
                 grad.scatter_add_(-1, ids[part, None], to_logp[part, None])
             grad = grad.div_(ctx.temperature).to(hidden.dtype)
-            to_hidden[part] = grad @ head
-            to_head.addmm_(grad.T, hidden[part])
+            to_hidden[part] = grad @ weight
+            if to_head.dtype == grad.dtype:
+                to_head.addmm_(grad.T, hidden[part])
+            else:
+                to_head += grad.T @ hidden[part]
         return to_hidden, to_head, None, None, None
 
 

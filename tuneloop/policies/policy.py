@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,10 @@ from transformers.utils.logging import disable_progress_bar
 
 from tuneloop.errors import UserError
 from tuneloop.policies.card import PolicyCard, load_policy_card, save_policy_card
+from tuneloop.policies.chat import knows_tools, render_chat, without_tools
 from tuneloop.tasks.contract import Message
+from tuneloop.toolcalls import load_dialect
+from tuneloop.toolcalls.history import Form, history_form, in_form
 
 # One small file each: their bars only break up our own progress lines.
 disable_progress_bar()
@@ -38,13 +42,22 @@ class Policy:
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def prompt_text(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str:
-        return self.tokenizer.apply_chat_template(
-            list(messages),
-            tools=list(tools),
-            add_generation_prompt=True,
-            tokenize=False,
-            enable_thinking=self.card.thinking,
-        )
+        """The prompt as the chat template writes it; where the template knows no tools, the policy's dialect
+        describes them in the system message and writes the calls of earlier messages."""
+        if not self.template_knows_tools:
+            messages, tools = without_tools(messages, tools, load_dialect(self.card.dialect)), []
+        elif any(message.get("tool_calls") for message in messages):
+            messages = in_form(messages, self.history_form)
+        return render_chat(self.tokenizer, messages, tools, thinking=self.card.thinking)
+
+    @cached_property
+    def history_form(self) -> Form:
+        """How the template takes the arguments of earlier calls."""
+        return history_form(lambda messages: render_chat(self.tokenizer, messages, [], thinking=self.card.thinking))
+
+    @cached_property
+    def template_knows_tools(self) -> bool:
+        return knows_tools(self.tokenizer)
 
     def decode(self, ids: Sequence[int]) -> str:
         """A reply's text, markers included, without the end token."""

@@ -69,9 +69,8 @@ class Dialect:
     def history(self, call: ToolCall) -> dict[str, Any]:
         """The entry of an assistant message's `tool_calls` for a chat template.
 
-        Arguments are a mapping, in every family: the templates of GLM and Qwen3-Coder iterate over
-        them, those of Llama 3 and Qwen2.5 write them with `tojson` (a JSON text would be quoted
-        once more), that of Qwen3 takes either. A template without tools support has no place for
-        the entry: there the message's content is `render(call)`.
+        Arguments are a mapping; `tuneloop.toolcalls.history` turns them into JSON text for a template that
+        wants that. A template without tools support has no place for the entry: there the message's
+        content is `render(call)`.
         """
         return {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}

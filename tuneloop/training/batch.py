@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -88,8 +89,9 @@ def score(decoder: DenseDecoder, groups: Sequence[Group], temperature: float) ->
     logp, entropy = reply_logprobs(decoder, tree, temperature)
 
     def padded(numbers: Sequence[list[list[float]]]) -> Tensor:
-        flat = torch.tensor([p for group in numbers for reply in group for p in reply], dtype=logp.dtype)
-        return tree.replies.pad(flat.to(logp.device)[:, None])[..., 0]
+        # Through numpy: torch takes ten times as long to read a list.
+        flat = torch.from_numpy(np.array([p for group in numbers for reply in group for p in reply], dtype=np.float64))
+        return tree.replies.pad(flat.to(logp.dtype).to(logp.device)[:, None])[..., 0]
 
     old = padded([g.old_logprobs for g in groups])
     engine = [g.engine_logprobs for g in groups]

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
@@ -20,6 +21,7 @@ import torch
 from tuneloop.errors import UserError
 from tuneloop.evaluation.evaluate import greedy_rows, summarise
 from tuneloop.params import RolloutParams, TrainParams
+from tuneloop.policies.adapters import adapters_off, has_adapters
 from tuneloop.policies.decoder import DenseDecoder
 from tuneloop.policies.decoders import load_decoder
 from tuneloop.rollout.ask import Answer, Asker
@@ -30,7 +32,23 @@ from tuneloop.training.batch import Group, logprobs_of
 from tuneloop.training.history import history_row
 from tuneloop.training.objectives import OBJECTIVES, Clip
 from tuneloop.training.order import Visits, passes
+from tuneloop.training.ranks import (
+    ALONE,
+    Ranks,
+    full,
+    full_like,
+    hand_over_gradients,
+    part_of,
+    share_asking,
+    spread,
+    spread_like,
+    trained_parts,
+    whole,
+)
 from tuneloop.training.update import UpdateLog, accumulate, apply
+
+COMPUTE = {"float32": None, "bfloat16": torch.bfloat16}
+"""By `train.dtype`, what the forward pass is told; None: the type of the weights, which are float32."""
 
 
 @dataclass
@@ -55,49 +73,61 @@ class Trainer:
         params: TrainParams,
         rollout: RolloutParams,
         seed: int,
+        ranks: Ranks = ALONE,
     ):
-        """`asker.policy` must hold the base policy's weights, also where `restore` is to follow: the
-        copy that the KL term measures against is made here. Raises UserError for sampling that the
-        log-probabilities would not describe."""
+        """`asker.policy` must hold the base policy's weights (and its adapters, see `tuneloop.training.lora`), also
+        where `restore` is to follow: the copy that the KL term measures against is made here. Several `ranks` each
+        make a trainer of the same arguments and call the same methods; the policy is spread over them here. Raises
+        UserError for sampling that the log-probabilities would not describe."""
         if rollout.top_p < 1 or rollout.top_k:
             raise UserError(
                 f"rollout.top_p={rollout.top_p}, rollout.top_k={rollout.top_k}: training needs the whole distribution "
                 "(top_p 1, top_k 0), else the sampled replies do not come from the policy whose probabilities are used"
             )
-        self.asker, self.engine = asker, engine
+        self.asker, self.engine, self.ranks = asker, engine, ranks
         self.records, self.heldout = records, heldout
         self.params, self.rollout, self.seed = params, rollout, seed
         self.sampling = Sampling(rollout.max_new_tokens, rollout.temperature)
-        self.decoder = load_decoder(asker.policy.model)
+        self.model = asker.policy.model
+        self.decoder = load_decoder(self.model, COMPUTE[params.dtype], params.checkpoint_layers)
         self.base = None
-        if params.kl_coefficient:
-            self.base = load_decoder(copy.deepcopy(asker.policy.model).requires_grad_(False))
-        self.parameters = [p for p in asker.policy.model.parameters() if p.requires_grad]
+        if params.kl_coefficient and not has_adapters(self.model):
+            self.base = load_decoder(copy.deepcopy(self.model).requires_grad_(False), COMPUTE[params.dtype])
+        spread(self.model, ranks)
+        share_asking(asker, ranks)
+        self.parameters = [p for p in self.model.parameters() if p.requires_grad]
+        self.parts = trained_parts(self.parameters)
         # 0.99 instead of 0.999: a run of a few hundred steps must forget its first gradients.
         self.optimizer = torch.optim.AdamW(
-            self.parameters, lr=params.lr, betas=(0.9, 0.99), weight_decay=params.weight_decay, fused=True
+            self.parts, lr=params.lr, betas=(0.9, 0.99), weight_decay=params.weight_decay, fused=True
         )
         self.step = 0
         self.visits = Visits(asker.task.reward_range)
         self.tables = Tables()
 
     def state(self) -> dict[str, Any]:
-        """All that a run needs to go on from here; `torch.save` it."""
+        """All that a run needs to go on from here, on however many ranks; `torch.save` it. Of a model with
+        adapters they alone are in it."""
+        model = self.model.state_dict()
+        if has_adapters(self.model):
+            trained = {name for name, p in self.model.named_parameters() if p.requires_grad}
+            model = {name: value for name, value in model.items() if name in trained}
         return {
             "step": self.step,
-            "model": self.asker.policy.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            "model": full(model),
+            "optimizer": _of_each(self.optimizer.state_dict(), self.parameters, full_like),
             "visits": self.visits.seen,
             "tables": vars(self.tables),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         self.step = state["step"]
-        self.asker.policy.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        now = self.model.state_dict()
+        self.model.load_state_dict({**now, **{n: spread_like(value, now[n]) for n, value in state["model"].items()}})
+        self.optimizer.load_state_dict(_of_each(state["optimizer"], self.parameters, part_of))
         self.visits.seen = state["visits"]
         self.tables = Tables(**state["tables"])
-        self.engine.weights_changed()
+        self._weights_changed()
 
     def run(self) -> Iterator[dict[str, Any]]:
         """Take the steps that are left; yields the history row of each."""
@@ -121,10 +151,10 @@ class Trainer:
             for r, group, advantage in zip(records, answers, advantages)
         ]
         used = [group for group in groups if any(group.advantages)]
-        before = [p.detach().clone() for p in self.parameters]
+        before = [p.detach().clone() for p in self.parts]
         lr = self._learning_rate()
         logs = self._update(self._with_logprobs(used[: self.params.boards_per_step]), lr)
-        self.engine.weights_changed()
+        self._weights_changed()
         self.step += 1
         row = history_row(
             self.step,
@@ -133,7 +163,7 @@ class Trainer:
             sum(not any(advantage) for advantage in advantages),
             logs,
             lr,
-            changed_share(before, self.parameters),
+            changed_share(before, self.parts, self.ranks),
             mask,
         )
         self.tables.history.append(row)
@@ -166,7 +196,8 @@ class Trainer:
             [reply_seed(self.seed, "train", self.step, place, record["id"], i) for i in range(self.params.group_size)]
             for place, record in enumerate(records)
         ]
-        return records, self.asker.ask(records, seeds, self.sampling)
+        with whole(self.model):
+            return records, self.asker.ask(records, seeds, self.sampling)
 
     def _rewards(self, answers: Sequence[Sequence[Answer]]) -> list[list[float]]:
         """What training is told that the replies earned."""
@@ -182,7 +213,10 @@ class Trainer:
         """The groups with what the options want to know of them from before the step's first update."""
 
         def numbers(decoder: DenseDecoder) -> list[list[list[float]]]:
-            return logprobs_of(decoder, groups, self.rollout.temperature, self.params.micro_batch_replies)
+            with whole(decoder.model):
+                mine = self.ranks.share(groups)
+                found = logprobs_of(decoder, mine, self.rollout.temperature, self.params.micro_batch_replies)
+            return [group for share in self.ranks.gather(found) for group in share]
 
         if self.params.old_logprobs == "trainer":
             groups = [
@@ -190,7 +224,9 @@ class Trainer:
                 for group, old in zip(groups, numbers(self.decoder))
             ]
         if self._kl_coefficient():
-            groups = [replace(group, base_logprobs=base) for group, base in zip(groups, numbers(self.base))]
+            with nullcontext() if self.base else adapters_off(self.model):
+                found = numbers(self.base or self.decoder)
+            groups = [replace(group, base_logprobs=base) for group, base in zip(groups, found)]
         return groups
 
     def _update(self, groups: Sequence[Group], lr: float) -> list[UpdateLog]:
@@ -213,17 +249,23 @@ class Trainer:
                     self.params.entropy_bonus,
                     self._kl_coefficient(),
                     self.params.engine_ratio_cap,
+                    self.ranks,
                 )
                 if not logs:
                     self._require_agreement(log)
                 try:
-                    apply(self.parameters, self.optimizer, self.params.max_grad_norm, log)
+                    hand_over_gradients(self.parameters, self.parts)
+                    apply(self.parts, self.optimizer, self.params.max_grad_norm, log, self.ranks)
                 except FloatingPointError:
                     raise UserError(
                         f"train: the gradient of step {self.step + 1} is not finite; lower train.lr ({self.params.lr})"
                     ) from None
                 logs.append(log)
         return logs
+
+    def _weights_changed(self) -> None:
+        with whole(self.model):
+            self.engine.weights_changed()
 
     def _require_agreement(self, log: UpdateLog) -> None:
         mean = log.gap_sum / log.tokens
@@ -246,7 +288,8 @@ class Trainer:
         return self.params.kl_coefficient * max(0.0, fall)
 
     def _evaluate(self) -> None:
-        rows = greedy_rows(self.asker, self.heldout, self.rollout.max_new_tokens)
+        with whole(self.model):
+            rows = greedy_rows(self.asker, self.heldout, self.rollout.max_new_tokens)
         summary = summarise(rows, self.asker.task)
         self.tables.evaluations.append(
             {
@@ -258,7 +301,16 @@ class Trainer:
         )
 
 
-def changed_share(before: Sequence[torch.Tensor], after: Sequence[torch.Tensor]) -> float:
-    """Share of stored weights whose value differs."""
-    changed = sum(int((a != b).sum()) for a, b in zip(before, after))
-    return changed / sum(b.numel() for b in before)
+def _of_each(
+    state: dict[str, Any], parameters: Sequence[torch.Tensor], change: Callable[[Any, torch.Tensor], Any]
+) -> dict[str, Any]:
+    """An optimizer's state with `change` applied to each of its numbers and the parameter that it is about."""
+    numbers = {i: {name: change(value, parameters[i]) for name, value in n.items()} for i, n in state["state"].items()}
+    return {**state, "state": numbers}
+
+
+def changed_share(before: Sequence[torch.Tensor], after: Sequence[torch.Tensor], ranks: Ranks = ALONE) -> float:
+    """Share of stored weights whose value differs, of those on all ranks."""
+    mine = sum(int((a != b).sum()) for a, b in zip(before, after)), sum(b.numel() for b in before)
+    changed, stored = map(sum, zip(*ranks.gather(mine)))
+    return changed / stored

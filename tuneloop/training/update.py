@@ -15,6 +15,7 @@ from tuneloop.policies.decoder import DenseDecoder
 from tuneloop.policies.lanes import TRAINED, add_gradients, lanes, split
 from tuneloop.training.batch import Group, micro_batches, score
 from tuneloop.training.objectives import Clip, Counts, Objective, Replies, Unit
+from tuneloop.training.ranks import ALONE, Ranks, clip_gradients
 
 
 @dataclass
@@ -46,22 +47,26 @@ def accumulate(
     entropy_bonus: float = 0.0,
     kl_coefficient: float = 0.0,
     engine_ratio_cap: float | None = None,
+    ranks: Ranks = ALONE,
 ) -> UpdateLog:
     """Add the gradient of −(objective + bonus · mean entropy − coefficient · mean KL) over `groups` to the
     parameters' `.grad`. Every sum is divided by what the whole update uses, so that splitting it into
     micro-batches changes nothing but rounding. `kl_coefficient` wants the groups' `base_logprobs`,
     `engine_ratio_cap` (see `engine_weights`) their `engine_logprobs`. Raises ValueError where no reply
-    has tokens."""
+    has tokens. Several `ranks` are all given all groups; each computes its share, and the log is of all."""
     groups = [g for g in groups if g.used]
     if not groups:
         raise ValueError("an update needs a reply with tokens")
     counts = Counts(sum(g.used for g in groups), sum(g.tokens for g in groups), max_new_tokens)
     weigh = Weighing(objective, clip, counts, temperature, entropy_bonus, kl_coefficient, engine_ratio_cap)
-    parts = split(groups, lanes(decoder.model, counts.replies, TRAINED))
-    size = -(-micro_batch_replies // len(parts))  # together in memory at once: what was asked for
-    jobs = [partial(_losses, decoder, micro_batches(part, size), weigh) for part in parts]
+    if ranks.alone:
+        parts = split(groups, lanes(decoder.model, counts.replies, TRAINED))
+        size = -(-micro_batch_replies // len(parts))  # together in memory at once: what was asked for
+        jobs = [partial(_losses, decoder, micro_batches(part, size), weigh) for part in parts]
+    else:
+        jobs = [partial(_shared_losses, decoder, groups, micro_batch_replies, weigh, ranks)]
     parameters = [p for p in decoder.model.parameters() if p.requires_grad]
-    logs = add_gradients(parameters, jobs)
+    logs = [log for found in ranks.gather(add_gradients(parameters, jobs)) for log in found if log is not None]
     ratio, low, high, entropy, gaps, largest, kls, at_cap = zip(*logs)
     return UpdateLog(
         torch.cat(ratio),
@@ -126,6 +131,18 @@ def _losses(
         )
 
 
+def _shared_losses(
+    decoder: DenseDecoder, groups: Sequence[Group], micro_batch_replies: int, weigh: Weighing, ranks: Ranks
+) -> Iterator[tuple[Tensor, tuple[Any, ...] | None]]:
+    """This rank's part of the losses: as many as on every other rank, because a gradient is added up by all ranks
+    together. One that has no groups left computes what counts for nothing and is not logged."""
+    shares = [micro_batches(share, micro_batch_replies) for share in split(groups, ranks.size)]
+    mine = shares[ranks.rank] if ranks.rank < len(shares) else []
+    yield from _losses(decoder, mine, weigh)
+    for _ in range(max(map(len, shares)) - len(mine)):
+        yield 0.0 * score(decoder, groups[:1], weigh.temperature).logp.sum(), None
+
+
 def engine_weights(mismatch: Tensor, mask: Tensor, unit: Unit, cap: float) -> tuple[Tensor, Tensor]:
     """Truncated importance weights min(πold / πengine, cap) for an engine that samples from another
     distribution than the trainer computes; `mismatch` [N, L] is log πold − log πengine.
@@ -157,10 +174,16 @@ def kl_to_base(logp: Tensor, base_logp: Tensor, mask: Tensor) -> Tensor:
     return ((log_ratio.expm1() - log_ratio).sum(-1) / mask.sum(-1).clamp_min(1)).sum()
 
 
-def apply(parameters: Sequence[Tensor], optimizer: torch.optim.Optimizer, max_grad_norm: float, log: UpdateLog) -> None:
+def apply(
+    parameters: Sequence[Tensor],
+    optimizer: torch.optim.Optimizer,
+    max_grad_norm: float,
+    log: UpdateLog,
+    ranks: Ranks = ALONE,
+) -> None:
     """Clip the gradient to `max_grad_norm`, take the step, clear the gradient. Raises
     FloatingPointError, before the weights change, where the gradient is not finite."""
-    log.grad_norm = torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm).item()
+    log.grad_norm = clip_gradients(parameters, max_grad_norm, ranks)
     if not math.isfinite(log.grad_norm):
         raise FloatingPointError(f"gradient norm {log.grad_norm}")
     optimizer.step()

@@ -94,8 +94,8 @@ def outside_reasoning(text: str, reasoning: Reasoning | None) -> str | None:
     for part in closed:
         before, opening, _ = part.partition(reasoning.open)
         kept = [*kept, before] if opening else []
-    # A NUL has no place in a call, so none can be read across a cut.
-    return "\0".join(part for part in [*kept, last] if part.strip())
+    # A delete character has no place in a call, so none can be read across a cut.
+    return "\x7f".join(part for part in [*kept, last] if part.strip())
 
 
 def read_hermes(answer: str) -> int | str:
@@ -103,13 +103,85 @@ def read_hermes(answer: str) -> int | str:
     body = _only_call(answer)
     if body in FAULTS:
         return body
+    return _square_in(body, "arguments")
+
+
+_CODER_CALL = re.compile(r"[ \t\n\r]*<function=([^>]*)>(.*)</function>[ \t\n\r]*", re.DOTALL)
+_CODER_SQUARE = re.compile(r"[ \t\n\r]*<parameter=square>\n?([1-9])\n?</parameter>[ \t\n\r]*")
+
+
+def read_qwen3_coder(answer: str) -> int | str:
+    """`<tool_call><function=name><parameter=key>value</parameter></function></tool_call>`, white space free
+    between the tags; a line break at either end of a value does not count."""
+    body = _only_call(answer)
+    if body in FAULTS:
+        return body
+    if body.count("<function=") > 1:
+        return "several_calls"
+    call = _CODER_CALL.fullmatch(body)
+    if call is None:
+        return "bad_arguments"
+    if call[1] != "choose_square":
+        return "wrong_tool"
+    square = _CODER_SQUARE.fullmatch(call[2])
+    return int(square[1]) if square else "bad_arguments"
+
+
+def read_plain(answer: str) -> int | str:
+    """The whole answer is `{"name": …, "arguments": {…}}`, which may stand in one ```json fence."""
+    fenced = re.fullmatch(r"[ \t\n\r]*```json(.*)```[ \t\n\r]*", answer, re.DOTALL)
+    return _bare_object(fenced[1] if fenced else answer, "arguments")
+
+
+def read_llama(answer: str) -> int | str:
+    """The whole answer is `{"name": …, "parameters": {…}}`; `<|python_tag|>` may stand before it."""
+    return _bare_object(re.sub(r"\A[ \t\n\r]*<\|python_tag\|>", "", answer), "parameters")
+
+
+def _bare_object(answer: str, key: str) -> int | str:
+    """One JSON object and nothing else, found by counting brackets outside texts from its `{` to where it closes."""
+    answer = answer.strip(" \t\n\r")
+    if answer[:1] != "{" or answer[-1:] != "}":
+        return "no_call"
+    open_now = deepest = 0
+    inside = escaped = False
+    end = None
+    for at, character in enumerate(answer):
+        if inside:
+            inside = escaped or character != '"'
+            escaped = character == "\\" and not escaped
+        elif character == '"':
+            inside = True
+        elif character in "[{":
+            open_now += 1
+            deepest = max(deepest, open_now)
+        elif character in "]}":
+            open_now -= 1
+            if open_now == 0 and end is None:
+                end = at + 1
+    if open_now > 0 or end is None:
+        return "no_call"
+    rest = answer[end:].strip(" \t\n\r")
     try:
-        written = _json(body)
+        if deepest > 64:
+            raise ValueError("nested too deeply")
+        _json(answer[:end])
     except (ValueError, RecursionError):
         return "bad_arguments"
-    if not isinstance(written, dict) or written.keys() != {"name", "arguments"}:
+    if rest:
+        return "several_calls" if rest.lstrip(" \t\n\r,;").startswith("{") else "no_call"
+    return _square_in(answer, key)
+
+
+def _square_in(text: str, key: str) -> int | str:
+    """The square that a JSON object with a name and an object of arguments under `key` chooses, or its fault."""
+    try:
+        written = _json(text)
+    except (ValueError, RecursionError):
         return "bad_arguments"
-    name, arguments = written["name"], written["arguments"]
+    if not isinstance(written, dict) or written.keys() != {"name", key}:
+        return "bad_arguments"
+    name, arguments = written["name"], written[key]
     if not isinstance(name, str) or not isinstance(arguments, dict):
         return "bad_arguments"
     if name != "choose_square":
@@ -138,7 +210,13 @@ def read_glm(answer: str) -> int | str:
     return int(square[1]) if square else "bad_arguments"
 
 
-READERS: dict[str, Callable[[str], int | str]] = {"hermes": read_hermes, "glm": read_glm}
+READERS: dict[str, Callable[[str], int | str]] = {
+    "hermes": read_hermes,
+    "glm": read_glm,
+    "llama": read_llama,
+    "plain": read_plain,
+    "qwen3_coder": read_qwen3_coder,
+}
 """By dialect: the square that an answer chooses, or its fault."""
 
 
