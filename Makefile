@@ -21,6 +21,8 @@ export HF_HUB_OFFLINE ?= 1
 export HF_HUB_DISABLE_TELEMETRY := 1
 
 PORT ?= 4200
+# Processes that share the test files. More than cores only make timeouts tight.
+WORKERS ?= 2
 
 .PHONY: run test ui venv smollm2 lint clean
 
@@ -31,7 +33,7 @@ run: venv
 
 test: venv smollm2
 	@mkdir -p $(PREFECT_HOME)
-	pytest
+	pytest -n $(WORKERS) --dist loadfile
 
 ui: venv
 	@exec python -m flows.ui --port $(PORT)

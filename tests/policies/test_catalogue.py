@@ -205,6 +205,17 @@ def test_too_little_disk_is_said_with_the_numbers(tmp_path: Path) -> None:
         require_disk(1e9, tmp_path / "not" / "made yet", "this")
 
 
+def test_a_local_folder_is_held_to_its_own_size_not_to_that_of_the_preset_it_is_like(
+    folder: Path, params: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = shutil.disk_usage(folder)._replace(free=10**9)  # ling-3.0-tiny itself takes 64
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: free)
+    assert weights_folder(params(str(folder), like="ling-3.0-tiny")) == folder
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: free._replace(free=10**4))
+    with pytest.raises(UserError, match="takes about .* GB of disk; 0.0 GB are free"):
+        weights_folder(params(str(folder), like="ling-3.0-tiny"))
+
+
 # The stage
 
 
