@@ -212,7 +212,7 @@ def test_a_local_folder_is_held_to_its_own_size_not_to_that_of_the_preset_it_is_
     monkeypatch.setattr(shutil, "disk_usage", lambda place: free)
     assert weights_folder(params(str(folder), like="ling-3.0-tiny")) == folder
     monkeypatch.setattr(shutil, "disk_usage", lambda place: free._replace(free=10**4))
-    with pytest.raises(UserError, match="takes about .* GB of disk; 0.0 GB are free"):
+    with pytest.raises(UserError, match=r"takes about .* GB of disk; 0\.0 GB are free"):
         weights_folder(params(str(folder), like="ling-3.0-tiny"))
 
 

@@ -51,16 +51,13 @@ def weights_folder(params: PolicyParams) -> Path | None:
     needs = None if preset is None else preset.needs
     if isinstance(origin, Path):
         require_complete(origin)
-        # Its own size counts, not that of the preset it is like: base and trained policy, each in data/ and DVC's cache.
+        # Its own size counts, not that of the preset it is like: base and trained policy, in data/ and DVC's cache.
         size = sum(path.stat().st_size for path in origin.glob("*") if path.is_file()) / 1e9
         require_disk(4 * size, Path.cwd(), f"policy.source: {params.source}")
         return origin
     if origin.kind == "builder":
         return None
-    if origin.kind == "package":
-        folder = smollm2_folder(origin.revision)
-    else:
-        folder = hub_folder(origin, needs)
+    folder = smollm2_folder(origin.revision) if origin.kind == "package" else hub_folder(origin, needs)
     if needs is not None:
         require_disk(needs.disk - needs.download, Path.cwd(), f"policy.source: {params.source}")
     return folder
