@@ -2,6 +2,8 @@
 
     tuneloop score --board "X.O/.../XO." --dialect hermes < reply.txt
     tuneloop doctor
+    tuneloop serve --policy data/train/policy
+    tuneloop evaluate --endpoint http://127.0.0.1:8000/v1 --model NAME
 
 A subcommand is a `Command` in `COMMANDS`: one function declares its arguments, one does the work.
 Whatever is slow to import (torch, plots, servers), or may be missing, is imported inside the latter.
@@ -14,10 +16,12 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, NoReturn
 
 from tuneloop.artifacts import compact_json
 from tuneloop.errors import UserError
+from tuneloop.evaluation.endpoint_command import evaluate_arguments, run_evaluate
 
 if TYPE_CHECKING:
     from tuneloop.toolcalls import Reasoning
@@ -71,7 +75,7 @@ def _score(options: argparse.Namespace) -> int:
     from tuneloop.toolcalls import ToolCall, load_dialect, read_reply
 
     task, dialect = load_task(options.task), load_dialect(options.dialect)
-    reasoning = _reasoning(options.reasoning, options.opened_by_prompt)
+    reasoning = reasoning_of(options.reasoning, options.opened_by_prompt)
     record = task.parse(options.board)
     if sys.stdin is None:
         raise UserError("standard input is closed: pipe the reply into this command")
@@ -85,7 +89,8 @@ def _score(options: argparse.Namespace) -> int:
     return 0
 
 
-def _reasoning(markers: str, opened_by_prompt: bool) -> Reasoning | None:
+def reasoning_of(markers: str, opened_by_prompt: bool) -> Reasoning | None:
+    """Reasoning markers as `--reasoning` writes them; UserError for anything but none and two different markers."""
     from tuneloop.toolcalls import Reasoning
 
     if markers == "none":
@@ -106,11 +111,42 @@ def _doctor(options: argparse.Namespace) -> int:
     return run_doctor(as_json=options.json)
 
 
+def _serve_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--policy", required=True, metavar="FOLDER", help="for instance data/train/policy")
+    parser.add_argument("--host", default="127.0.0.1", help="any other address wants --key (default: %(default)s)")
+    parser.add_argument("--port", type=int, default=8000, help="0 takes any that is free (default: %(default)s)")
+    parser.add_argument(
+        "--key", default=os.environ.get("TUNELOOP_KEY") or None, help="what clients must send (default: $TUNELOOP_KEY)"
+    )
+    parser.add_argument("--name", help="the model's id (default: the policy's source, as its card says)")
+    parser.add_argument("--engine", choices=("torch", "transformers"), default="torch", help="default: %(default)s")
+    parser.add_argument("--threads", type=int, help="of the CPU (default: all)")
+    parser.add_argument("--queue", type=int, default=1024, help="requests that may wait (default: %(default)s)")
+    parser.add_argument(
+        "--max-tokens", type=int, default=256, help="of a reply whose request names no limit (default: %(default)s)"
+    )
+
+
+def _serve(options: argparse.Namespace) -> int:
+    if find_spec("uvicorn") is None or find_spec("starlette") is None:
+        raise UserError("serve needs the packages uvicorn and starlette: pip install -e '.[serve]'")
+    from tuneloop.serving.command import run_serve
+
+    return run_serve(options)
+
+
 COMMANDS = (
     Command("score", "outcome and reward of one reply, read from standard input", _score_arguments, _score),
     Command(
         "doctor", "is this machine, and the project in this folder, ready? and what to do", _doctor_arguments, _doctor
     ),
+    Command(
+        "evaluate",
+        "the evaluation of baseline and retest on any OpenAI-compatible endpoint",
+        evaluate_arguments,
+        run_evaluate,
+    ),
+    Command("serve", "an OpenAI-compatible server for a policy folder", _serve_arguments, _serve),
 )
 
 

@@ -1,0 +1,1 @@
+"""An OpenAI-compatible server for a policy: `tuneloop serve --policy FOLDER`."""

@@ -1,0 +1,138 @@
+"""One sampled reply as a choice of a chat completion: message, finish reason, log-probabilities, token ids."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tuneloop.policies.policy import Policy
+from tuneloop.rollout.contract import Reply
+from tuneloop.serving.request import ChatRequest
+from tuneloop.toolcalls import Fault, Reasoning, ToolCall, load_dialect, read_reply
+from tuneloop.toolcalls.reasoning import CUT, without_reasoning
+
+CALL_MARKERS = ("<tool_call>", "</tool_call>")
+"""What the dialects that allow prose around a call write around it. The others make the whole reply the call."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """`reply`: what was sampled, up to the token that completed a stop sequence. `reading`: None where calls were not
+    looked for. `draws`: replies that were drawn until `tool_choice` was met."""
+
+    reply: Reply
+    text: str
+    message: dict[str, Any]
+    finish_reason: str
+    reading: ToolCall | Fault | None
+    draws: int = 1
+
+
+def read_choice(policy: Policy, request: ChatRequest, reply: Reply, draws: int = 1) -> Choice:
+    """The reply read as the request wants it: cut at its stop sequences, then by the policy's own dialect.
+
+    A valid call (exactly one, of a tool that was given, whose arguments fit its schema) becomes `tool_calls`; every
+    other reply stays text, as it was written. "length" is said of every reply that the limit cut, with a call or not.
+    """
+    reply, text = _stopped(policy, reply, request.stop)
+    reasoning = policy.card.reasoning
+    answer = without_reasoning(text, reasoning)
+    message: dict[str, Any] = {"role": "assistant", "content": (answer or "").replace(CUT, "").strip() or None}
+    if thought := _thought(text, reasoning):
+        message["reasoning_content"] = thought
+    reading = None
+    finish_reason = str(reply.finish_reason)
+    if request.tools:
+        reading = read_reply(text, load_dialect(policy.card.dialect), request.tools, reasoning)
+        if isinstance(reading, ToolCall):
+            message |= {"content": _prose(answer or ""), "tool_calls": [_entry(reading)]}
+            finish_reason = "tool_calls" if finish_reason == "stop" else finish_reason
+    if message["content"] is None and "tool_calls" not in message:
+        message["content"] = ""
+    return Choice(reply, text, message, finish_reason, reading, draws)
+
+
+def meets(request: ChatRequest, choice: Choice) -> bool:
+    """Whether the reply holds the call that `tool_choice` asks for."""
+    if request.named:
+        return isinstance(choice.reading, ToolCall) and choice.reading.name == request.tool_choice
+    return request.tool_choice != "required" or isinstance(choice.reading, ToolCall)
+
+
+def choice_json(policy: Policy, request: ChatRequest, index: int, choice: Choice) -> dict[str, Any]:
+    """The entry of `choices`; in a stream its last chunk has the same keys, with a delta for the message."""
+    entry = {"index": index, "message": choice.message, "finish_reason": choice.finish_reason}
+    entry["logprobs"] = {"content": _token_logprobs(policy, choice.reply)} if request.logprobs else None
+    return entry | ({"tuneloop": _extension(choice)} if request.extension else {})
+
+
+def _extension(choice: Choice) -> dict[str, Any]:
+    """What a trainer needs: what the policy really sampled, never tokenized again."""
+    fault = choice.reading if isinstance(choice.reading, Fault) else None
+    return {
+        "token_ids": choice.reply.ids,
+        "logprobs": choice.reply.logprobs,
+        "text": choice.text,
+        "finish_reason": choice.reply.finish_reason,
+        "fault": None if fault is None else {"name": fault.name, "detail": fault.detail},
+        "draws": choice.draws,
+    }
+
+
+def _entry(call: ToolCall) -> dict[str, Any]:
+    arguments = json.dumps(call.arguments, ensure_ascii=False)
+    return {
+        "id": f"call_{secrets.token_hex(12)}",
+        "type": "function",
+        "function": {"name": call.name, "arguments": arguments},
+    }
+
+
+def _stopped(policy: Policy, reply: Reply, stop: Sequence[str]) -> tuple[Reply, str]:
+    """The reply up to the token that completes the first stop sequence, and its text before that sequence: what an
+    engine that looks at every token would have sampled, because a token does not depend on those after it."""
+    text = policy.decode(reply.ids)
+    places = [place for place in (text.find(s) for s in stop) if place >= 0]
+    if not places:
+        return reply, text
+    low, high = 1, len(reply.ids)  # tokens that hold a whole stop sequence: more of them hold it too
+    while low < high:
+        middle = (low + high) // 2
+        part = policy.decode(reply.ids[:middle])
+        low, high = (low, middle) if any(s in part for s in stop) else (middle + 1, high)
+    part = policy.decode(reply.ids[:low])
+    first = min(place for place in (part.find(s) for s in stop) if place >= 0)
+    return Reply(reply.ids[:low], reply.logprobs[:low], "stop"), part[:first]
+
+
+def _prose(answer: str) -> str | None:
+    """What stands around the call."""
+    opening, closing = CALL_MARKERS
+    before, opened, rest = answer.partition(opening)
+    if not opened:
+        return None
+    return (before + rest.partition(closing)[2]).replace(CUT, "").strip() or None
+
+
+def _thought(text: str, reasoning: Reasoning | None) -> str | None:
+    """The reasoning, without its markers."""
+    if reasoning is None or not (reasoning.opened_by_prompt or reasoning.open in text or reasoning.close in text):
+        return None
+    before, _, _ = text.rpartition(reasoning.close)
+    inside = before if reasoning.close in text else text
+    if not reasoning.opened_by_prompt and reasoning.open in inside:
+        inside = inside.partition(reasoning.open)[2]
+    return inside.strip() or None
+
+
+def _token_logprobs(policy: Policy, reply: Reply) -> list[dict[str, Any]]:
+    """One entry a sampled token, the end token included. A token that is part of a character has no bytes here."""
+    entries = []
+    for token_id, logprob in zip(reply.ids, reply.logprobs):
+        token = policy.tokenizer.decode([token_id], skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        raw = None if "\ufffd" in token else list(token.encode())
+        entries.append({"token": token, "logprob": logprob, "bytes": raw, "top_logprobs": []})
+    return entries

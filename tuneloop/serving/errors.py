@@ -1,0 +1,38 @@
+"""What a client is told when there is no reply: OpenAI's error shape.
+
+{"error": {"message": …, "type": …, "param": …, "code": …}}
+"""
+
+from __future__ import annotations
+
+from starlette.responses import JSONResponse
+
+
+class ApiError(Exception):
+    """Ends one request, with this HTTP status and this text; never the server."""
+
+    def __init__(self, status: int, message: str, type: str, param: str | None = None, code: str | None = None):
+        super().__init__(message)
+        self.status, self.message, self.type, self.param, self.code = status, message, type, param, code
+
+    def response(self) -> JSONResponse:
+        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        headers = {"Retry-After": "1"} if self.status in (429, 503) else None
+        return JSONResponse({"error": error}, self.status, headers)
+
+
+def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    return ApiError(400, message, "invalid_request_error", param, code)
+
+
+def queue_full(capacity: int) -> ApiError:
+    message = f"the queue is full: {capacity} requests are waiting; try again later"
+    return ApiError(429, message, "rate_limit_error", code="queue_full")
+
+
+def engine_fault(reason: BaseException) -> ApiError:
+    return ApiError(500, f"the engine failed on this request: {reason}"[:500], "server_error", code="engine_fault")
+
+
+def closing() -> ApiError:
+    return ApiError(503, "the server is shutting down", "server_error", code="closing")
