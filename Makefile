@@ -33,7 +33,7 @@ run: venv
 
 test: venv smollm2
 	@mkdir -p $(PREFECT_HOME)
-	pytest -n $(WORKERS) --dist loadfile
+	pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 ui: venv
 	@exec python -m flows.ui --port $(PORT)

@@ -404,7 +404,13 @@ def test_control_c_keeps_what_was_answered(
 
     endpoint.answer = answer
     process = subprocess.Popen(
-        [*command, "--games", "0"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*command, "--games", "0"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # Whoever runs the suite in a shell's background has it ignore this signal, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert enough.wait(60)
     deadline = time.monotonic() + 20

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
 from serving.running import serve
 
-from bench.serve_load import TASK, expected, mixed
 from tuneloop.policies.policy import Policy
 from tuneloop.rollout.torch_engine import TorchEngine
 
 
 def test_under_load_nothing_is_lost_and_every_answer_is_the_engines_own(
-    tiny_policy: Path, policy: Policy, engine: TorchEngine
+    tiny_policy: Path, policy: Policy, engine: TorchEngine, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.syspath_prepend(str(root))  # benchmarks are not installed with the library
+    from bench.serve_load import TASK, expected, mixed
+
     records = TASK.generate(120, 7)
     truth = expected(policy, engine, records)
     with serve(tiny_policy) as url:
