@@ -127,28 +127,37 @@ def tiny_records(tiny_params: Callable[..., Params]) -> tuple[list[dict[str, Any
 
 
 @pytest.fixture(scope="session")
-def tiny_policy(
+def make_policy(
     tmp_path_factory: pytest.TempPathFactory, tiny_params: Callable[..., Params], tiny_records: tuple[list, list]
-) -> Path:
-    """The folder of a nano policy that writes every kind of reply. Read only."""
+) -> Callable[..., Path]:
+    """`make_policy(changes)`: the folder of a nano policy built and warm-started with the tiny params, changed."""
     from tuneloop import machine
     from tuneloop.policies.catalogue import build_policy
     from tuneloop.policies.policy import save_policy
     from tuneloop.tasks import load_task
 
-    params = tiny_params()
-    built = build_policy(
-        params.policy,
-        load_task("tictactoe"),
-        tiny_records[0],
-        thinking=params.rollout.thinking,
-        max_new_tokens=params.rollout.max_new_tokens,
-        seed=params.seed,
-        device=machine.prepare(params.machine.threads),
-    )
-    folder = tmp_path_factory.mktemp("policy") / "model"
-    save_policy(built.policy, folder)
-    return folder
+    def make(changes: Mapping[str, Any] = {}) -> Path:
+        params = tiny_params(changes)
+        built = build_policy(
+            params.policy,
+            load_task("tictactoe"),
+            tiny_records[0],
+            thinking=params.rollout.thinking,
+            max_new_tokens=params.rollout.max_new_tokens,
+            seed=params.seed,
+            device=machine.prepare(params.machine.threads),
+        )
+        folder = tmp_path_factory.mktemp("policy") / "model"
+        save_policy(built.policy, folder)
+        return folder
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def tiny_policy(make_policy: Callable[..., Path]) -> Path:
+    """The folder of a nano policy that writes every kind of reply. Read only."""
+    return make_policy()
 
 
 @pytest.fixture(scope="session")

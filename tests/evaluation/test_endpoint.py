@@ -11,95 +11,29 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from evaluation.fake_endpoint import Answer, Endpoint, call, completion, first_free, free_square
 from serving.running import serve
 
 from tuneloop.artifacts import read_json, read_jsonl, write_jsonl
 from tuneloop.cli import main
 from tuneloop.evaluation import endpoint_client
 from tuneloop.evaluation.endpoint_client import KeptAnswers, endpoint_url
-from tuneloop.evaluation.endpoint_message import message_of, read_message, text_of
 from tuneloop.evaluation.evaluate import summarise
 from tuneloop.evaluation.games import summarise_games
 from tuneloop.evaluation.measure import measure
 from tuneloop.params import Params
 from tuneloop.tasks import load_task
-from tuneloop.toolcalls import Fault, ToolCall, load_dialect
+from tuneloop.toolcalls import ToolCall, load_dialect
 
 TASK = load_task("tictactoe")
 COLUMNS = "id,board,stratum,cluster,decoding,sample,prompt_hash,text,call,outcome,reward,length,finish_reason"
 """The columns of a policy's reply table (test_evaluate.py)."""
 
 KEY = "sk-secret-0123456789"
-Answer = tuple[int, Any, dict[str, str]]
-
-
-def call(square: Any, name: str = "choose_square") -> dict[str, Any]:
-    arguments = square if isinstance(square, str) else json.dumps({"square": square})
-    return {"id": "call_1", "type": "function", "function": {"name": name, "arguments": arguments}}
-
-
-def completion(*calls: Any, content: str | None = None, tokens: int | None = 12, **message: Any) -> dict[str, Any]:
-    """A response as OpenAI documents it ("The chat completion object")."""
-    message = {"role": "assistant", "content": content, **({"tool_calls": list(calls)} if calls else {}), **message}
-    choice = {"index": 0, "message": message, "finish_reason": "tool_calls" if calls else "stop"}
-    usage = {} if tokens is None else {"usage": {"prompt_tokens": 90, "completion_tokens": tokens}}
-    return {"id": "chatcmpl-1", "object": "chat.completion", "choices": [choice], **usage}
-
-
-def free_square(body: dict[str, Any]) -> int:
-    """The first free square of the board in the prompt, which names them `1X 2. 3O`."""
-    return int(re.search(r"(\d)\.", body["messages"][-1]["content"])[1])
-
-
-def first_free(body: dict[str, Any], _number: int) -> Answer:
-    return 200, completion(call(free_square(body))), {}
-
-
-class Endpoint:
-    """Answers every request with what `answer(body, number of the request)` says: status, JSON or text, headers."""
-
-    def __init__(self) -> None:
-        self.answer: Callable[[dict[str, Any], int], Answer] = first_free
-        self.bodies: list[dict[str, Any]] = []
-        self.keys: set[str | None] = set()
-        self.open = self.most_open = 0
-        self.lock = threading.Lock()
-        endpoint = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-                with endpoint.lock:
-                    endpoint.bodies.append(body)
-                    endpoint.keys.add(self.headers["authorization"])
-                    number = len(endpoint.bodies)
-                    endpoint.open += 1
-                    endpoint.most_open = max(endpoint.open, endpoint.most_open)
-                try:
-                    status, content, headers = endpoint.answer(body, number)
-                finally:
-                    with endpoint.lock:
-                        endpoint.open -= 1
-                data = (content if isinstance(content, str) else json.dumps(content)).encode()
-                self.send_response(404 if self.path != "/v1/chat/completions" else status)
-                for name, value in ({"content-length": str(len(data))} | headers).items():
-                    self.send_header(name, value)
-                self.end_headers()
-                self.wfile.write(data)
-
-            def log_message(self, *_: Any) -> None: ...
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
-        self.server.handle_error = lambda *_: None  # clients that hang up are part of the tests
-        self.url = f"http://127.0.0.1:{self.server.server_port}/v1"
 
 
 @pytest.fixture
@@ -189,75 +123,6 @@ def test_a_request_holds_the_tasks_messages_tools_and_limits_and_no_key(
     assert evaluate("--games", "0", "--limit", "1", *more)[0] == 0
     assert all(body["max_completion_tokens"] == 99 and body["top_p"] == 0.5 for body in endpoint.bodies)
     assert not any(body.keys() & {"seed", "max_tokens"} for body in endpoint.bodies)
-
-
-NESTED = '{"square": ' + "[" * 100_000 + "]" * 100_000 + "}"
-
-
-@pytest.mark.parametrize(
-    ("answer", "reads"),
-    [
-        (completion(call(5)), 5),
-        (completion(call(' {"square": 5}\n'), content="I take the centre."), 5),
-        (completion(call(5), reasoning_content="perhaps choose_square(1)"), 5),
-        (completion(call(5) | {"type": None}), 5),
-        (completion(content="choose_square(5)"), "no_call"),
-        (
-            completion(content='<tool_call>\n{"name": "choose_square", "arguments": {"square": 5}}\n</tool_call>'),
-            "no_call",
-        ),
-        (
-            completion(content=None, reasoning_content='{"name": "choose_square", "arguments": {"square": 5}}'),
-            "no_call",
-        ),
-        (completion(content=None, tool_calls=None), "no_call"),
-        (completion(content=None, tool_calls=[]), "no_call"),
-        (completion(content=None, function_call={"name": "choose_square", "arguments": '{"square": 5}'}), "no_call"),
-        (completion(call(5), call(5)), "several_calls"),
-        (completion(call(5), "nonsense"), "several_calls"),
-        (completion(call(5, "choose_squares")), "wrong_tool"),
-        (completion("nonsense"), "wrong_tool"),
-        (completion({"type": "function", "function": {"name": 5, "arguments": "{}"}}), "wrong_tool"),
-        (completion({"type": "function", "function": {"name": "choose_square"}}), "bad_arguments"),
-        (completion({"function": {"name": "choose_square", "arguments": {"square": 5}}}), "bad_arguments"),
-        (completion(call("5")), "bad_arguments"),
-        (completion(call("")), "bad_arguments"),
-        (completion(call("[5]")), "bad_arguments"),
-        (completion(call("null")), "bad_arguments"),
-        (completion(call('{"square": "5"}')), "bad_arguments"),
-        (completion(call('{"square": 5.0}')), "bad_arguments"),
-        (completion(call('{"square": 5e0}')), "bad_arguments"),
-        (completion(call('{"square": true}')), "bad_arguments"),
-        (completion(call('{"square": NaN}')), "bad_arguments"),
-        (completion(call('{"square": 0}')), "bad_arguments"),
-        (completion(call('{"square": 10}')), "bad_arguments"),
-        (completion(call('{"square": ' + "9" * 9_999 + "}")), "bad_arguments"),
-        (completion(call('{"square": 5, "square": 5}')), "bad_arguments"),
-        (completion(call('{"square": 5, "why": ""}')), "bad_arguments"),
-        (completion(call('{"square": 5} {"square": 5}')), "bad_arguments"),
-        (completion(call('{"square": 5')), "bad_arguments"),
-        (completion(call(NESTED)), "bad_arguments"),
-        (completion(call('{"sq\\ud800": 5}')), "bad_arguments"),
-    ],
-)
-def test_parsed_calls_are_read_as_strictly_as_text(answer: dict[str, Any], reads: int | str) -> None:
-    message = message_of(json.dumps(answer))
-    reading = read_message(message, TASK.tools, None, None)
-    assert reading == ToolCall("choose_square", {"square": reads}) if isinstance(reads, int) else reading.name == reads
-    text_of(message).encode()
-
-
-def test_text_is_read_in_a_dialect_only_where_one_is_named() -> None:
-    hermes = load_dialect("hermes")
-    message = message_of(json.dumps(completion(content=hermes.render(ToolCall("choose_square", {"square": 5})))))
-    assert read_message(message, TASK.tools, hermes, None) == ToolCall("choose_square", {"square": 5})
-    assert isinstance(read_message(message, TASK.tools, None, None), Fault)
-
-
-@pytest.mark.parametrize("body", ["", "<html>", "[]", "{}", '{"choices": []}', '{"choices": [{}]}', "[" * 200_000])
-def test_a_body_that_is_no_completion_is_no_reply_of_the_model(body: str) -> None:
-    with pytest.raises(ValueError):
-        message_of(body)
 
 
 def test_halves_of_characters_and_missing_counts_go_through_the_files(

@@ -16,8 +16,7 @@ from rollout.vllm_policies import STARTED
 from tuneloop import machine
 from tuneloop.artifacts import read_jsonl, write_jsonl
 from tuneloop.params import Params
-from tuneloop.policies.catalogue import build_policy
-from tuneloop.policies.policy import load_policy, save_policy
+from tuneloop.policies.policy import load_policy
 from tuneloop.rollout.ask import Asker
 from tuneloop.rollout.engines import load_engine
 from tuneloop.rollout.vllm_engine import VllmEngine
@@ -42,22 +41,8 @@ COARSE = {
 
 
 @pytest.fixture(scope="module")
-def folder(
-    tiny_params: Callable[..., Params], tiny_records: tuple[list, list], tmp_path_factory: pytest.TempPathFactory
-) -> Path:
-    params = tiny_params(WIDTHS)
-    built = build_policy(
-        params.policy,
-        load_task("tictactoe"),
-        tiny_records[0],
-        thinking=params.rollout.thinking,
-        max_new_tokens=params.rollout.max_new_tokens,
-        seed=params.seed,
-        device=machine.prepare(params.machine.threads),
-    )
-    made = tmp_path_factory.mktemp("vllm") / "policy"
-    save_policy(built.policy, made)
-    return made
+def folder(make_policy: Callable[..., Path]) -> Path:
+    return make_policy(WIDTHS)
 
 
 def trained(params: Params, folder: Path, records: tuple[list, list]) -> Trainer:
