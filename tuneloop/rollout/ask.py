@@ -10,6 +10,7 @@ from typing import Any
 
 from tuneloop.policies.policy import Policy
 from tuneloop.rollout.contract import Engine, Reply, Sampling
+from tuneloop.rollout.trajectory import Trajectory
 from tuneloop.tasks.contract import Outcome, Record, Task
 from tuneloop.toolcalls import Fault, ToolCall, calls_as_json, load_dialect, read_reply
 
@@ -18,12 +19,24 @@ READINGS_KEPT = 100_000
 
 @dataclass(frozen=True)
 class Answer:
-    """One reply with what was read from it and what it earned."""
+    """One episode: its last reply with what was read from it, and what the episode earned. `trajectory` has all turns;
+    None: there was one, on the record's own prompt."""
 
     reply: Reply
     text: str
     reading: ToolCall | Fault
     outcome: Outcome
+    trajectory: Trajectory | None = None
+
+    @property
+    def length(self) -> int:
+        """Tokens that the policy sampled."""
+        return len(self.reply.ids) if self.trajectory is None else self.trajectory.length
+
+    @property
+    def fault(self) -> str | None:
+        """What ended the episode that was not the policy's doing; such an episode is not trained on."""
+        return None if self.trajectory is None else self.trajectory.fault
 
 
 class Asker:
@@ -78,6 +91,6 @@ class Asker:
             "call": calls_as_json(answer.reading),
             "outcome": answer.outcome.name,
             "reward": answer.outcome.reward,
-            "length": len(answer.reply.ids),
+            "length": answer.length,
             "finish_reason": answer.reply.finish_reason,
         }

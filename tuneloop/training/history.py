@@ -31,7 +31,7 @@ def history_row(
     flat = [answer for group in answers for answer in group]
     rewards = np.array([a.outcome.reward for a in flat], dtype=np.float64)
     names = [a.outcome.name for a in flat]
-    lengths = np.array([len(a.reply.ids) for a in flat], dtype=np.float64)
+    lengths = np.array([a.length for a in flat], dtype=np.float64)
     cut = np.array([a.reply.finish_reason == "length" for a in flat])
     row: dict[str, Any] = {
         "step": step,

@@ -29,6 +29,7 @@ from tuneloop.rollout.contract import Engine, Sampling, reply_seed
 from tuneloop.tasks.contract import Record
 from tuneloop.training.advantages import group_advantages
 from tuneloop.training.batch import Group, logprobs_of
+from tuneloop.training.episodes import group_of, without_faults
 from tuneloop.training.history import history_row
 from tuneloop.training.objectives import OBJECTIVES, Clip
 from tuneloop.training.order import Visits, passes
@@ -141,14 +142,15 @@ class Trainer:
         started = time.perf_counter()
         records, answers = self._roll_out()
         rolled = time.perf_counter()
-        rewards = self._rewards(answers)
-        for record, group in zip(records, rewards):
+        trained, sound = without_faults(records, answers)
+        rewards = self._rewards(sound)
+        for record, group in zip(trained, rewards):
             self.visits.note(record, group)
         advantages = [group_advantages(group, self.params.scale_rewards).tolist() for group in rewards]
         mask = self.params.overlong == "mask"
         groups = [
-            Group.of(self.asker.prompt(r, self.rollout.max_new_tokens), [a.reply for a in group], advantage, mask)
-            for r, group, advantage in zip(records, answers, advantages)
+            group_of(self.asker, r, group, advantage, self.rollout.max_new_tokens, self.params.scale_rewards, mask)
+            for r, group, advantage in zip(trained, sound, advantages)
         ]
         used = [group for group in groups if any(group.advantages)]
         before = [p.detach().clone() for p in self.parts]
@@ -159,7 +161,7 @@ class Trainer:
         row = history_row(
             self.step,
             self.asker.task.outcomes,
-            answers,
+            sound,
             sum(not any(advantage) for advantage in advantages),
             logs,
             lr,
@@ -172,7 +174,7 @@ class Trainer:
                 for i, answer in enumerate(group):
                     self.tables.replies.append(self.asker.row(record, i, answer, step=self.step))
         ended = time.perf_counter()
-        tokens = sum(len(a.reply.ids) for group in answers for a in group)
+        tokens = sum(a.length for group in answers for a in group)
         self.tables.timings.append(
             {
                 "step": self.step,
