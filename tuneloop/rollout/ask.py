@@ -11,7 +11,7 @@ from typing import Any
 from tuneloop.policies.policy import Policy
 from tuneloop.rollout.contract import Engine, Reply, Sampling
 from tuneloop.rollout.trajectory import Trajectory
-from tuneloop.tasks.contract import Outcome, Record, Task
+from tuneloop.tasks.contract import Outcome, Record, Task, scored
 from tuneloop.toolcalls import Fault, ToolCall, calls_as_json, load_dialect, read_reply
 
 READINGS_KEPT = 100_000
@@ -48,6 +48,20 @@ class Asker:
         self._prompts: dict[str, list[int]] = {}
         self._readings: dict[tuple[int, ...], tuple[str, ToolCall | Fault]] = {}
 
+    @property
+    def single(self) -> Asker:
+        """The asker that gets single replies to records: what the held-out evaluation wants."""
+        return self
+
+    @property
+    def outcomes(self) -> tuple[str, ...]:
+        """Every reason code that an answer can have."""
+        return self.task.outcomes
+
+    @property
+    def reward_range(self) -> tuple[float, float]:
+        return self.task.reward_range
+
     def prompt(self, record: Record, max_new_tokens: int) -> list[int]:
         key = record["id"]
         if key not in self._prompts:
@@ -62,6 +76,11 @@ class Asker:
         return [[self._answer(record, reply) for reply in group] for record, group in zip(records, groups)]
 
     def _answer(self, record: Record, reply: Reply) -> Answer:
+        text, reading = self.read(reply)
+        return Answer(reply, text, reading, scored(self.task, record, reading, text, reply.finish_reason))
+
+    def read(self, reply: Reply) -> tuple[str, ToolCall | Fault]:
+        """The reply's text and what it says."""
         # A trained policy repeats itself: most replies were read before. The text does not depend on the record.
         key = tuple(reply.ids)
         if key not in self._readings:
@@ -71,8 +90,7 @@ class Asker:
             # A reply that the limit cut is read like any other: what it lacks is its own fault.
             reading = read_reply(text, self.dialect, self.task.tools, self.policy.card.reasoning)
             self._readings[key] = (text, reading)
-        text, reading = self._readings[key]
-        return Answer(reply, text, reading, self.task.score(record, reading))
+        return self._readings[key]
 
     def row(self, record: Record, sample: int, answer: Answer, **kind: Any) -> dict[str, Any]:
         """The reply table's row; `kind` holds the columns that differ (decoding, or step)."""

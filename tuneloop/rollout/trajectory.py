@@ -16,11 +16,15 @@ from tuneloop.tasks.contract import Outcome
 @dataclass(frozen=True)
 class Turn:
     """One call of the policy: the prompt's token ids as the engine got them, and what it sampled. `reward`: of this
-    turn alone, where a task scores turns."""
+    turn alone, where a task scores turns. For tables: the decoded `text`, its valid `call` as JSON, and the `result`
+    that the tool answered (None: the episode ended)."""
 
     prompt: list[int]
     reply: Reply
     reward: float | None = None
+    text: str = ""
+    call: str | None = None
+    result: str | None = None
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tuneloop.errors import UserError
-from tuneloop.tasks.contract import Demonstration, Games, Message, Outcome, Record
+from tuneloop.tasks.contract import Demonstration, Episodes, Games, Message, Outcome, Record
 from tuneloop.tasks.tictactoe import board as rules
-from tuneloop.tasks.tictactoe import generator, players, prompt, reward
+from tuneloop.tasks.tictactoe import game, generator, players, prompt, reward
 from tuneloop.tasks.tictactoe.demonstrations import demonstrations
 from tuneloop.toolcalls.contract import Fault, ToolCall
 
@@ -38,6 +38,9 @@ class TicTacToe:
         apply=lambda board, square: rules.place(board, square, rules.to_move(board)),
         winner=rules.winner,
     )
+
+    def episodes(self, opponent: str, reward_at: str) -> Episodes:
+        return game.episodes(opponent, reward_at)
 
     def generate(self, count: int, seed: int) -> list[Record]:
         return generator.generate(count, seed)

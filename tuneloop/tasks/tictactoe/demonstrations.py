@@ -12,12 +12,13 @@ Looking is practised on training records and, mostly, on arrangements of marks t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from random import Random
 
-from tuneloop.tasks.contract import Demonstration, Record
+from tuneloop.tasks.contract import Demonstration, Message, Record
 from tuneloop.tasks.tictactoe.board import finishing_squares, winner
 from tuneloop.tasks.tictactoe.generator import MOST_MARKS, from_rows, to_rows
-from tuneloop.tasks.tictactoe.prompt import TOOL_NAME
+from tuneloop.tasks.tictactoe.prompt import TOOL_NAME, answer, messages
 from tuneloop.toolcalls.contract import ToolCall
 
 RAMBLING = (
@@ -51,6 +52,38 @@ def demonstrations(
         reasoning = "\n".join([*lines, look(from_rows(record["board"]))])
         found.append(Demonstration(record, reasoning, _content(random, render)))
     return found
+
+
+def game_demonstrations(
+    records: Sequence[Record], count: int, seed: int, render: Callable[[ToolCall], str]
+) -> list[Demonstration]:
+    """The same demonstrations for whole games: their boards stand at the end of conversations that led there.
+
+    The earlier calls take whatever squares hold X now, good ones or not. A held-out board may stand earlier in a
+    conversation, as it may in a game; none is looked at or answered.
+    """
+    random = Random(f"{seed}/conversations")
+    return [
+        replace(shown, messages=_conversation(from_rows(shown.record["board"]), random))
+        for shown in demonstrations(records, count, seed, render)
+    ]
+
+
+def _conversation(board: str, random: Random) -> list[Message]:
+    """Messages that end on `board`, after as many exchanges as its pairs of X and O allow or fewer."""
+    crosses, noughts = ([i + 1 for i, cell in enumerate(board) if cell == mark] for mark in "XO")
+    random.shuffle(crosses)
+    random.shuffle(noughts)
+    said: list[Message] = []
+    exchanges = random.randint(0, min(len(crosses), len(noughts)))
+    for square, reply in zip(crosses[:exchanges], noughts):
+        # From the last exchange backwards.
+        call = {"type": "function", "function": {"name": TOOL_NAME, "arguments": {"square": square}}}
+        call_id = f"call_{square}"
+        told = {"role": "tool", "tool_call_id": call_id, "content": answer(board, reply)}
+        said = [{"role": "assistant", "content": None, "tool_calls": [{"id": call_id, **call}]}, told, *said]
+        board = "".join("." if i in (square, reply) else cell for i, cell in enumerate(board, 1))
+    return [*messages(board), *said]
 
 
 def _arrangement(random: Random) -> Record:

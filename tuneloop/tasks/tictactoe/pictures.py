@@ -16,6 +16,7 @@ WORDS = {
     "cluster": "symmetry class",
     "clusters": "symmetry classes",
     "stratum": "number of marks",
+    "choice": "The chosen move",
 }
 
 LANDMARKS = {"where the tutorial ends": 0.4}

@@ -1,5 +1,5 @@
-"""What the policy is shown: the tool and the two messages. One text for training, evaluation,
-games and the browser board."""
+"""What the policy is shown: the tool, the two messages, and in whole games the tool's answers. One text for
+training, evaluation, games and the browser board."""
 
 from __future__ import annotations
 
@@ -33,8 +33,17 @@ SYSTEM = (
 
 def messages(board: str) -> list[Message]:
     """System and user message for a board (nine characters, X to move)."""
+    return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": _shown(board)}]
+
+
+def answer(board: str, square: int) -> str:
+    """What the tool answers in a whole game: the opponent's move to `square`, and the board after it."""
+    return f"O takes {square}.\n{_shown(board)}"
+
+
+def _shown(board: str) -> str:
     rows = (
         f"{name} " + " ".join(f"{square}{board[square - 1]}" for square in (first, first + 1, first + 2))
         for name, first in (("top", 1), ("middle", 4), ("bottom", 7))
     )
-    return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "\n".join(rows) + "\nYour move."}]
+    return "\n".join(rows) + "\nYour move."
