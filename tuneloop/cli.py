@@ -4,6 +4,7 @@
     tuneloop doctor
     tuneloop serve --policy data/train/policy
     tuneloop evaluate --endpoint http://127.0.0.1:8000/v1 --model NAME
+    tuneloop new-task NAME
 
 A subcommand is a `Command` in `COMMANDS`: one function declares its arguments, one does the work.
 Whatever is slow to import (torch, plots, servers), or may be missing, is imported inside the latter.
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, NoReturn
 from tuneloop.artifacts import compact_json
 from tuneloop.errors import UserError
 from tuneloop.evaluation.endpoint_command import evaluate_arguments, run_evaluate
+from tuneloop.newtask.command import new_task_arguments, run_new_task
 
 if TYPE_CHECKING:
     from tuneloop.toolcalls import Reasoning
@@ -55,7 +57,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _score_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--board", required=True, help="the record on one line, as the tables show it: X.O/.../XO.")
+    parser.add_argument(
+        "--board",
+        "--record",
+        dest="board",
+        required=True,
+        help="the record on one line, as the tables show it (X.O/.../XO.); of a task with a file of records, its id",
+    )
     parser.add_argument("--dialect", required=True, help="how the reply writes tool calls, e.g. hermes")
     parser.add_argument("--task", default="tictactoe", help="default: %(default)s")
     parser.add_argument(
@@ -72,6 +80,7 @@ def _score(options: argparse.Namespace) -> int:
     """Reads a reply from standard input (any bytes) and prints its outcome, reward and arguments:
     every argument of the task's tools is a key, null where there is no valid call."""
     from tuneloop.tasks import load_task
+    from tuneloop.tasks.contract import scored
     from tuneloop.toolcalls import ToolCall, load_dialect, read_reply
 
     task, dialect = load_task(options.task), load_dialect(options.dialect)
@@ -81,7 +90,7 @@ def _score(options: argparse.Namespace) -> int:
         raise UserError("standard input is closed: pipe the reply into this command")
     reply = sys.stdin.buffer.read().decode("utf-8", errors="replace")
     reading = read_reply(reply, dialect, task.tools, reasoning)
-    outcome = task.score(record, reading)
+    outcome = scored(task, record, reading, reply)
     row = {"outcome": outcome.name, "reward": outcome.reward}
     for tool in task.tools:
         row |= dict.fromkeys(tool["function"].get("parameters", {}).get("properties", {}))
@@ -146,6 +155,7 @@ COMMANDS = (
         evaluate_arguments,
         run_evaluate,
     ),
+    Command("new-task", "a small working task to begin your own from", new_task_arguments, run_new_task),
     Command("serve", "an OpenAI-compatible server for a policy folder", _serve_arguments, _serve),
 )
 

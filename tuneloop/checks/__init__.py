@@ -12,22 +12,28 @@ from importlib.util import find_spec
 from typing import cast
 
 from tuneloop.checks.contract import TaskChecks
+from tuneloop.checks.plain import PlainChecks
 from tuneloop.errors import UserError
 from tuneloop.tasks import load_task
+from tuneloop.tasks.plain import PlainTask
 
 # Read by Great Expectations when it is imported; nothing about a run leaves the machine.
 os.environ["GX_ANALYTICS_ENABLED"] = "false"
 
 
 def load_checks(task_name: str) -> TaskChecks:
-    """The module `tuneloop.tasks.<task_name>.checks`.
+    """The module `tuneloop.tasks.<task_name>.checks`; for a task made with `tuneloop.tasks.plain`, the checks of
+    `tuneloop.checks.plain` with whatever that module has, where it is, in their place.
 
     Raises UserError for an unknown task, for a task without such a module, and for a module that
     lacks one of the members of `TaskChecks` or rewards other outcomes than the task.
     """
     task = load_task(task_name)
     name = f"tuneloop.tasks.{task_name}.checks"
-    if find_spec(name) is None:
+    found = find_spec(name) is not None
+    if isinstance(task, PlainTask):
+        return cast(TaskChecks, PlainChecks(task, import_module(name) if found else None))
+    if not found:
         raise UserError(f"task.name: {task_name!r} has no checks; write {name} (see tuneloop/checks/contract.py)")
     module = import_module(name)
     lacking = sorted(member for member in TaskChecks.__annotations__ | _functions() if not hasattr(module, member))

@@ -23,11 +23,11 @@ class TaskChecks(Protocol):
     RECORD_COLUMNS: Columns
     """The keys of a record; the first is `id`."""
 
-    REWARDS: Mapping[str, float]
-    """The reward of every outcome, written down apart from the task's own table."""
+    REWARDS: Mapping[str, float | None]
+    """The reward of every outcome, written down apart from the task's own table; None for one whose rewards differ."""
 
-    def generated_id(self, number: int) -> str:
-        """The id that record `number` (from 0) of a generated table must have."""
+    def generated_id(self, number: int) -> str | None:
+        """The id that record `number` (from 0) of a generated table must have; None: any."""
 
     def record_facts(self, record: Mapping[str, Any]) -> dict[str, Any]:
         """Facts of one record as texts and numbers, under the same names for every record. Never
@@ -44,3 +44,9 @@ class TaskChecks(Protocol):
         """Outcome and reward of the reply `text` to the record shown as `shown` (`Task.show`),
         written apart from the reply reader and `Task.score`. Never raises for any text; raises
         UserError for a dialect that it cannot read."""
+
+    # Not every task has these. `episode_oracle(shown, turns, reasoning, dialect, reward_at)`, for a task with
+    # `episodes`: outcome and reward of a whole episode from the column `turns` of its row; `EPISODE_REWARDS[reward_at]`
+    # are the rewards by outcome. `oracle_of_row(shown, row, reasoning, dialect)` is asked instead of `oracle` where
+    # a reward depends on more of a reply than its text: it gets the whole row of the table. `note` is a sentence about
+    # the check of the rewards, shown with its result.

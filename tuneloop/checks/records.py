@@ -53,6 +53,8 @@ def _generated(
         )
         for number, record in enumerate(generated)
     ]
+    in_order = gxe.ExpectColumnPairValuesToBeEqual(column_A="id", column_B="expected_id", ignore_row_if="neither")
+    ids_in_order = {} if checks.generated_id(0) is None else {"ids_in_order": in_order}
     if count < FEW:
         share = gxe.ExpectColumnMeanToBeBetween(
             column="is_heldout", min_value=0, max_value=1, strict_min=True, strict_max=True
@@ -71,9 +73,7 @@ def _generated(
             form_as_documented=gxe.ExpectColumnValuesToBeInSet(column="form", value_set=[AS_DOCUMENTED]),
             ids_not_missing=gxe.ExpectColumnValuesToNotBeNull(column="id"),
             ids_unique=gxe.ExpectColumnValuesToBeUnique(column="id"),
-            ids_in_order=gxe.ExpectColumnPairValuesToBeEqual(
-                column_A="id", column_B="expected_id", ignore_row_if="neither"
-            ),
+            **ids_in_order,
             records_unique=gxe.ExpectColumnValuesToBeUnique(column="content"),
             count_as_asked=gxe.ExpectTableRowCountToEqual(value=count),
             on_one_side_of_the_split=gxe.ExpectColumnValuesToBeInSet(column="side", value_set=["train", "heldout"]),

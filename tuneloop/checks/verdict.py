@@ -27,7 +27,8 @@ MAX_EXAMPLES = 3
 
 Verdict = dict[str, Any]
 """`{"success", "rows": {table: n}, "expectations": [{"table", "name", "column", "success",
-"unexpected_count", "ids", "detail"}, …]}`, expectations sorted by table, name and column."""
+"unexpected_count", "ids", "detail"}, …]}`, expectations sorted by table, name and column; `note`, a sentence about the
+check, where there is one."""
 
 
 @dataclass(frozen=True)

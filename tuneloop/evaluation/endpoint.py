@@ -24,7 +24,7 @@ from tuneloop.policies.chat import without_tools
 from tuneloop.progress import Progress
 from tuneloop.rollout.contract import FinishReason, Sampling
 from tuneloop.tasks import load_task
-from tuneloop.tasks.contract import Outcome, Record, Task
+from tuneloop.tasks.contract import Outcome, Record, Task, scored
 from tuneloop.toolcalls import Fault, Reasoning, ToolCall, calls_as_json, load_dialect
 
 SEEDS = 2**31
@@ -139,7 +139,8 @@ class EndpointAsker:
     def _answer(self, record: Record, message: Message) -> EndpointAnswer:
         self.unread_arguments += any(call.arguments is None for call in message.calls)
         reading = read_message(message, self.task.tools, self.dialect, self.settings.reasoning)
-        return EndpointAnswer(message, text_of(message), reading, self.task.score(record, reading))
+        text = text_of(message)
+        return EndpointAnswer(message, text, reading, scored(self.task, record, reading, text, message.finish_reason))
 
 
 @dataclass(frozen=True)
