@@ -21,6 +21,7 @@ from tuneloop.policies.lanes import lanes, share, split
 from tuneloop.policies.prompt_tree import prompt_tree, shared_prefix
 from tuneloop.rollout.contract import Reply, Sampling
 from tuneloop.rollout.sampling import next_tokens, uniforms
+from tuneloop.rollout.stepping import TorchStepping
 
 COMPACT_SHARE = 0.25
 """Finished replies are carried along until they are this share of the batch, then dropped: moving
@@ -42,9 +43,15 @@ class TorchEngine:
         self.end_ids = list(end_ids)
         self.batch_replies = batch_replies
         self.prefix: tuple[list[int], list[KeysAndValues]] | None = None
+        self.version = 0
 
     def weights_changed(self) -> None:
         self.prefix = None
+        self.version += 1
+
+    def stepping(self) -> TorchStepping:
+        """The same weights, one token at a time."""
+        return TorchStepping(self.decoder, self.end_ids, lambda: self.version)
 
     @torch.inference_mode()
     def generate(

@@ -9,7 +9,7 @@ import time
 import uuid
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -18,12 +18,12 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from tuneloop.policies.policy import Policy
-from tuneloop.serving.chat import Completion, Defaults, complete
+from tuneloop.serving.chat import Completion, Defaults, ask_engine, complete
 from tuneloop.serving.choices import choice_json
 from tuneloop.serving.errors import ApiError, bad_request
 from tuneloop.serving.request import ChatRequest, parse_request
 from tuneloop.serving.scheduler import Scheduler
-from tuneloop.serving.stream import chunks
+from tuneloop.serving.stream import LiveResponse, LiveStream, extension, whole_stream
 
 BODY_LIMIT = 4 * 2**20
 """Bytes of a request."""
@@ -32,6 +32,7 @@ CLIENT_LEFT = 499
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 Endpoint = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
@@ -60,11 +61,20 @@ def make_app(served: Served) -> Starlette:
     async def chat(request: Request) -> Response:
         asked = parse_request(await _body(request))
         _require_model(served, asked.model)
-        found = await _unless_left(request, complete(served.policy, served.scheduler, served.defaults, asked))
-        answer = _answer(served, asked, found)
-        if not asked.stream:
-            return JSONResponse(answer)
-        return StreamingResponse(chunks(answer, asked.include_usage), media_type="text/event-stream")
+        policy, scheduler, defaults = served.policy, served.scheduler, served.defaults
+        head = _head(served)
+        if asked.stream and asked.takes_any_reply:
+            stream = LiveStream(policy, scheduler, asked, ask_engine(policy, defaults, asked))
+            try:
+                await _unless_left(request, stream.begun())
+            except BaseException:
+                stream.leave()
+                raise
+            return LiveResponse(stream, head)
+        found = await _unless_left(request, complete(policy, scheduler, defaults, asked))
+        if asked.stream:
+            return StreamingResponse(whole_stream(policy, asked, found, head), media_type="text/event-stream")
+        return JSONResponse(_answer(policy, asked, found, head))
 
     routes = [
         Route("/v1/models", _guarded(served, models), methods=["GET"]),
@@ -119,7 +129,7 @@ async def _body(request: Request) -> bytes:
     return b"".join(parts)
 
 
-async def _unless_left(request: Request, work: Coroutine[Any, Any, Completion]) -> Completion:
+async def _unless_left(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """What `work` gives; cancels it, and with it what waits in the queue, as soon as the client hangs up."""
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_left(request))
@@ -138,19 +148,15 @@ async def _left(request: Request) -> None:
         pass
 
 
-def _answer(served: Served, asked: ChatRequest, found: Completion) -> dict[str, Any]:
-    sampled = sum(len(choice.reply.ids) for choice in found.choices)
-    prompt = len(found.prompt)
-    answer = {
-        "id": f"chatcmpl-{uuid.uuid4().hex}",
-        "object": "chat.completion",
-        "created": int(time.time()),
-        "model": served.name,
-        "system_fingerprint": None,
-        "choices": [choice_json(served.policy, asked, i, choice) for i, choice in enumerate(found.choices)],
-        "usage": {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled},
-    }
-    return answer | ({"tuneloop": {"prompt_token_ids": found.prompt}} if asked.extension else {})
+def _head(served: Served) -> dict[str, Any]:
+    name = f"chatcmpl-{uuid.uuid4().hex}"
+    return {"id": name, "created": int(time.time()), "model": served.name, "system_fingerprint": None}
+
+
+def _answer(policy: Policy, asked: ChatRequest, found: Completion, head: dict[str, Any]) -> dict[str, Any]:
+    choices = [choice_json(policy, asked, i, choice) for i, choice in enumerate(found.choices)]
+    more = extension(asked, found.prompt)
+    return {**head, "object": "chat.completion", "choices": choices, "usage": found.usage(), **more}
 
 
 def _model(served: Served) -> dict[str, Any]:

@@ -13,8 +13,9 @@ from tuneloop.policies.presets import Recommended
 from tuneloop.rollout.contract import Reply, Sampling, reply_seed
 from tuneloop.serving.choices import Choice, meets, read_choice
 from tuneloop.serving.errors import ApiError, bad_request
+from tuneloop.serving.in_flight import Job
 from tuneloop.serving.request import TEMPERATURE_OF_GREEDY, ChatRequest
-from tuneloop.serving.scheduler import Job, Scheduler
+from tuneloop.serving.scheduler import Scheduler
 from tuneloop.toolcalls import Fault
 
 DRAWS = 4
@@ -30,17 +31,35 @@ class Defaults:
 
 
 @dataclass(frozen=True)
+class Asked:
+    """What a request asks the engine: one reply a seed."""
+
+    prompt: list[int]
+    seeds: Sequence[int]
+    sampling: Sampling
+
+
+@dataclass(frozen=True)
 class Completion:
     prompt: list[int]
     choices: list[Choice]
 
+    def usage(self) -> dict[str, int]:
+        prompt, sampled = len(self.prompt), sum(len(choice.reply.ids) for choice in self.choices)
+        return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
+
+
+def ask_engine(policy: Policy, defaults: Defaults, request: ChatRequest) -> Asked:
+    """Raises ApiError 400 where the conversation cannot be written or is too long."""
+    prompt = _prompt(policy, request)
+    return Asked(prompt, _seeds(request), _sampling(policy, request, defaults, len(prompt)))
+
 
 async def complete(policy: Policy, scheduler: Scheduler, defaults: Defaults, request: ChatRequest) -> Completion:
-    """The request's n choices. Raises ApiError: 400 where the conversation cannot be written or is too long, 422
-    where no reply met `tool_choice`, and what the scheduler raises."""
-    prompt = _prompt(policy, request)
-    sampling = _sampling(policy, request, defaults, len(prompt))
-    seeds = _seeds(request)
+    """The request's n choices. Raises ApiError: 400 as `ask_engine`, 422 where no reply met `tool_choice`, and what
+    the scheduler raises."""
+    asked = ask_engine(policy, defaults, request)
+    prompt, seeds, sampling = asked.prompt, asked.seeds, asked.sampling
     found: dict[int, Choice] = {}
     for draw in range(1, 2 if sampling.greedy else DRAWS + 1):
         missing = [i for i in range(request.n) if i not in found]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,11 +10,8 @@ from typing import Any
 from tuneloop.policies.policy import Policy
 from tuneloop.rollout.contract import Reply
 from tuneloop.serving.request import ChatRequest
-from tuneloop.toolcalls import Fault, Reasoning, ToolCall, load_dialect, read_reply
-from tuneloop.toolcalls.reasoning import CUT, without_reasoning
-
-CALL_MARKERS = ("<tool_call>", "</tool_call>")
-"""What the dialects that allow prose around a call write around it. The others make the whole reply the call."""
+from tuneloop.toolcalls import Fault, ToolCall, load_dialect, read_reply
+from tuneloop.toolcalls.message import assistant_message
 
 
 @dataclass(frozen=True)
@@ -38,20 +34,13 @@ def read_choice(policy: Policy, request: ChatRequest, reply: Reply, draws: int =
     other reply stays text, as it was written. "length" is said of every reply that the limit cut, with a call or not.
     """
     reply, text = _stopped(policy, reply, request.stop)
-    reasoning = policy.card.reasoning
-    answer = without_reasoning(text, reasoning)
-    message: dict[str, Any] = {"role": "assistant", "content": (answer or "").replace(CUT, "").strip() or None}
-    if thought := _thought(text, reasoning):
-        message["reasoning_content"] = thought
-    reading = None
+    reasoning, reading = policy.card.reasoning, None
     finish_reason = str(reply.finish_reason)
     if request.tools:
         reading = read_reply(text, load_dialect(policy.card.dialect), request.tools, reasoning)
-        if isinstance(reading, ToolCall):
-            message |= {"content": _prose(answer or ""), "tool_calls": [_entry(reading)]}
-            finish_reason = "tool_calls" if finish_reason == "stop" else finish_reason
-    if message["content"] is None and "tool_calls" not in message:
-        message["content"] = ""
+        if isinstance(reading, ToolCall) and finish_reason == "stop":
+            finish_reason = "tool_calls"
+    message = assistant_message(text, reading, reasoning, f"call_{secrets.token_hex(12)}")
     return Choice(reply, text, message, finish_reason, reading, draws)
 
 
@@ -82,15 +71,6 @@ def _extension(choice: Choice) -> dict[str, Any]:
     }
 
 
-def _entry(call: ToolCall) -> dict[str, Any]:
-    arguments = json.dumps(call.arguments, ensure_ascii=False)
-    return {
-        "id": f"call_{secrets.token_hex(12)}",
-        "type": "function",
-        "function": {"name": call.name, "arguments": arguments},
-    }
-
-
 def _stopped(policy: Policy, reply: Reply, stop: Sequence[str]) -> tuple[Reply, str]:
     """The reply up to the token that completes the first stop sequence, and its text before that sequence: what an
     engine that looks at every token would have sampled, because a token does not depend on those after it."""
@@ -101,31 +81,16 @@ def _stopped(policy: Policy, reply: Reply, stop: Sequence[str]) -> tuple[Reply, 
     low, high = 1, len(reply.ids)  # tokens that hold a whole stop sequence: more of them hold it too
     while low < high:
         middle = (low + high) // 2
-        part = policy.decode(reply.ids[:middle])
+        part = settled(policy.decode(reply.ids[:middle]))
         low, high = (low, middle) if any(s in part for s in stop) else (middle + 1, high)
     part = policy.decode(reply.ids[:low])
     first = min(place for place in (part.find(s) for s in stop) if place >= 0)
     return Reply(reply.ids[:low], reply.logprobs[:low], "stop"), part[:first]
 
 
-def _prose(answer: str) -> str | None:
-    """What stands around the call."""
-    opening, closing = CALL_MARKERS
-    before, opened, rest = answer.partition(opening)
-    if not opened:
-        return None
-    return (before + rest.partition(closing)[2]).replace(CUT, "").strip() or None
-
-
-def _thought(text: str, reasoning: Reasoning | None) -> str | None:
-    """The reasoning, without its markers."""
-    if reasoning is None or not (reasoning.opened_by_prompt or reasoning.open in text or reasoning.close in text):
-        return None
-    before, _, _ = text.rpartition(reasoning.close)
-    inside = before if reasoning.close in text else text
-    if not reasoning.opened_by_prompt and reasoning.open in inside:
-        inside = inside.partition(reasoning.open)[2]
-    return inside.strip() or None
+def settled(text: str) -> str:
+    """A text whose tokens go on, without the marks that stand for bytes of an unfinished character."""
+    return text.rstrip("\ufffd")
 
 
 def _token_logprobs(policy: Policy, reply: Reply) -> list[dict[str, Any]]:

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from starlette.responses import JSONResponse
 
 
@@ -15,10 +17,12 @@ class ApiError(Exception):
         super().__init__(message)
         self.status, self.message, self.type, self.param, self.code = status, message, type, param, code
 
+    def body(self) -> dict[str, Any]:
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
     def response(self) -> JSONResponse:
-        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
         headers = {"Retry-After": "1"} if self.status in (429, 503) else None
-        return JSONResponse({"error": error}, self.status, headers)
+        return JSONResponse(self.body(), self.status, headers)
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:

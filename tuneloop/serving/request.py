@@ -45,6 +45,11 @@ class ChatRequest:
     include_usage: bool
     extension: bool
 
+    @property
+    def takes_any_reply(self) -> bool:
+        """Whether a reply without a call is an answer too."""
+        return self.tool_choice != "required" and not self.named
+
 
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)

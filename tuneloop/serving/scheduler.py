@@ -1,11 +1,12 @@
-"""Requests of many clients, computed together.
+"""Requests of many clients, computed together. One thread owns the engine.
 
-An engine computes whole batches (`tuneloop.rollout.contract`). One thread owns it: it takes all the requests that
-wait with the sampling settings of the oldest one, as one call. While that call runs, others gather.
+An engine that computes token by token (`tuneloop.rollout.contract.Steppable`) takes requests in between its steps,
+whatever their sampling settings, and those whose clients leave are gone at the next step.
 
-Clients that were answered together ask again almost together. Taking the first of them at once would compute
-batches of one and of all the others in turn, so the thread waits until arrivals pause, for a small share of the
-time that a batch takes.
+Any other computes whole batches: the thread takes all the requests that wait with the sampling settings of the
+oldest one, as one call. While that call runs, others gather. Clients that were answered together ask again almost
+together. Taking the first of them at once would compute batches of one and of all the others in turn, so the thread
+waits until arrivals pause, for a small share of the time that a batch takes.
 """
 
 from __future__ import annotations
@@ -14,12 +15,11 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 
-from tuneloop.rollout.contract import Engine, Reply, Sampling
+from tuneloop.rollout.contract import Engine, Reply, Steppable
 from tuneloop.serving.errors import closing, engine_fault, queue_full
+from tuneloop.serving.in_flight import InFlight, Job
 
 BATCH_REPLIES = 1024
 """Replies in one call of the engine, whole requests, at least one."""
@@ -29,16 +29,6 @@ PAUSES = 4
 """Arrivals that do not pause are waited for this many pauses."""
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(eq=False)
-class Job:
-    """One prompt and its replies, one a seed."""
-
-    prompt: list[int]
-    seeds: Sequence[int]
-    sampling: Sampling
-    replies: Future[list[Reply]] = field(default_factory=Future)
 
 
 class Scheduler:
@@ -51,11 +41,12 @@ class Scheduler:
         self._changed = threading.Condition()
         self._arrivals, self._closed = 0, False
         self._pause = SHORTEST_PAUSE
-        self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
+        work = self._work_in_steps if isinstance(engine, Steppable) else self._work_in_batches
+        self._thread = threading.Thread(target=work, name="engine", daemon=True)
         self._thread.start()
 
     def submit(self, job: Job) -> Future[list[Reply]]:
-        """The job's replies, later. Cancelling the future frees its place in the queue. Raises ApiError: 429 where
+        """The job's replies, later. Cancelling the future frees its place. Raises ApiError: 429 where
         the queue is full, 503 when the server closes. The future raises ApiError 500 where the engine did."""
         with self._changed:
             if self._closed:
@@ -74,7 +65,7 @@ class Scheduler:
             return len(self._queue)
 
     def close(self) -> None:
-        """Refuse what waits, and end the thread after the batch that it computes."""
+        """Refuse what waits, and end the thread after what it computes."""
         with self._changed:
             self._closed = True
             left = list(self._queue)
@@ -90,7 +81,25 @@ class Scheduler:
             if job in self._queue:
                 self._queue.remove(job)
 
-    def _work(self) -> None:
+    def _work_in_steps(self) -> None:
+        flying = InFlight(self.engine.stepping())
+        while True:
+            with self._changed:
+                while not (self._queue or self._closed or flying):
+                    self._changed.wait()
+                if self._closed and not flying:
+                    return
+            while job := self._next_that_fits(flying):
+                flying.admit(job)
+            flying.step()
+
+    def _next_that_fits(self, flying: InFlight) -> Job | None:
+        with self._changed:
+            if not self._queue or not flying.fits(self._queue[0]):
+                return None
+            return self._queue.popleft()
+
+    def _work_in_batches(self) -> None:
         while batch := self._next_batch():
             started = time.monotonic()
             self._compute(batch)
