@@ -16,11 +16,12 @@ from pathlib import Path
 
 from tuneloop.artifacts import read_jsonl
 from tuneloop.checks import load_checks
+from tuneloop.checks.episodes import episode_tables
 from tuneloop.checks.replies import Setting, evaluation_tables, pairing_table, training_tables
 from tuneloop.checks.verdict import Verdict, conclude, validate
 from tuneloop.params import load_params
 from tuneloop.stage import stage
-from tuneloop.tasks import load_task
+from tuneloop.tasks import load_episodes, load_task
 from tuneloop.tasks.contract import Record, Task
 from tuneloop.toolcalls.contract import Reasoning
 
@@ -38,6 +39,9 @@ def check(
     group_size: int,
     steps: int,
     extra_records: bool = False,
+    mode: str = "move",
+    opponent: str = "mixed",
+    reward_at: str = "end",
 ) -> Verdict:
     """The verdict on the reward tables under `data`; the numbers are those of params.yaml.
 
@@ -66,8 +70,13 @@ def check(
     ]
     if steps:
         training = read_jsonl(data / "train" / "replies.jsonl")
-        tables += training_tables("train", training, setting, group_size, steps)
-    return validate(tables)
+        episodes = load_episodes(task, mode, opponent, reward_at)
+        if episodes is None:
+            tables += training_tables("train", training, setting, group_size, steps)
+        else:
+            tables += episode_tables("train", training, setting, group_size, steps, episodes, reward_at)
+    note = getattr(setting.checks, "note", None)
+    return validate(tables) | ({} if note is None else {"note": note})
 
 
 def main() -> int:
@@ -87,7 +96,12 @@ def main() -> int:
             group_size=params.train.group_size,
             steps=params.train.steps,
             extra_records=params.train.extra_records,
+            mode=params.task.mode,
+            opponent=params.task.opponent,
+            reward_at=params.task.reward_at,
         )
+        if "note" in verdict:
+            print(f"note: {verdict['note']}")
         return conclude("check_rewards", verdict, OUTPUT)
 
 

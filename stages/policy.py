@@ -26,7 +26,7 @@ from tuneloop.policies.policy import save_policy
 from tuneloop.policies.presets import preset_of
 from tuneloop.progress import Progress
 from tuneloop.stage import stage
-from tuneloop.tasks import load_task
+from tuneloop.tasks import load_episodes, load_task
 from tuneloop.tasks.contract import Record, Task
 
 OUT = Path("data/policy")
@@ -63,6 +63,7 @@ def main() -> int:
 
 
 def _build(params: Params, task: Task, records: Sequence[Record], device: torch.device) -> Built:
+    episodes = load_episodes(task, params.task.mode, params.task.opponent, params.task.reward_at)
     with Progress("policy", params.policy.warm_start.updates) as progress:
         return build_policy(
             params.policy,
@@ -73,6 +74,7 @@ def _build(params: Params, task: Task, records: Sequence[Record], device: torch.
             seed=params.seed,
             device=device,
             progress=lambda update, loss: progress.advance(loss=loss),
+            episodes=episodes,
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,7 +16,8 @@ from tuneloop.evaluation.games import play_games, summarise_games
 from tuneloop.policies.policy import Policy, load_policy
 from tuneloop.rollout.ask import Asker
 from tuneloop.rollout.contract import Reply, Sampling
-from tuneloop.tasks import load_task
+from tuneloop.rollout.episodes import asker_for
+from tuneloop.tasks import load_episodes, load_task
 from tuneloop.tasks.contract import Games
 from tuneloop.tasks.tictactoe import board as rules
 from tuneloop.toolcalls import ToolCall, load_dialect
@@ -202,3 +204,37 @@ def test_results_are_shares_of_each_side_and_opponent() -> None:
         "O": {"minimax": {"won": 0, "drawn": 0, "lost": 0, "forfeit": 1}},
     }
     assert summarise_games([]) == {}
+
+
+class Talker:
+    """Takes the free square with the lowest number on the board that the prompt shows last; keeps the prompts."""
+
+    def __init__(self, policy: Policy):
+        self.policy, self.texts = policy, []
+
+    def generate(self, prompts: Any, seeds: Any, sampling: Sampling) -> list[list[Reply]]:
+        assert sampling.greedy and all(len(group) == 1 for group in seeds)
+        replies = []
+        for prompt in prompts:
+            self.texts.append(self.policy.tokenizer.decode(prompt))
+            free = re.findall(r"([1-9])\.", self.texts[-1].rpartition("\ntop ")[2])
+            text = HERMES.render(ToolCall("choose_square", {"square": int(free[0])}))
+            ids = self.policy.tokenizer(text, add_special_tokens=False)["input_ids"] + self.policy.end_ids[:1]
+            replies.append([Reply(ids, [0.0] * len(ids), "stop")])
+        return replies
+
+    def weights_changed(self) -> None: ...
+
+
+def test_in_game_mode_the_same_games_are_played_through_one_conversation_each(policy: Policy, play: Play):
+    """A policy that looks at the last board alone plays the same moves either way: same opponents, same seeds."""
+    engine = Talker(policy)
+    asker = asker_for(policy, engine, TASK, load_episodes(TASK, "game", "mixed", "end"))
+    talked = play_games(asker, TASK.games, 3, 1, 40)
+    by_move, _ = play(lambda board: board.index(".") + 1, count=3)
+    assert talked == by_move
+    as_x = [text for text in engine.texts if "user\ntop 1. 2. 3.\nmiddle 4. 5. 6.\nbottom 7. 8. 9." in text]
+    assert {text.count("<tool_response>\nO takes ") for text in as_x} >= {0, 1, 2}
+    # As O the policy is shown as X, and its conversation begins with its own first move.
+    as_o = [text for text in engine.texts if text not in as_x]
+    assert {text.partition("user\ntop")[2].partition("Your move.")[0].count("O") for text in as_o} == {1}

@@ -44,7 +44,8 @@ FAULTS = frozenset(get_args(FaultName))
 
 @dataclass(frozen=True)
 class Setting:
-    """What the replies were made under. `train` and `heldout` are the records of the split."""
+    """What the replies were made under. `train` and `heldout` are the records of the split; `most_turns`: replies in
+    the longest answer of which a row tells."""
 
     task: Task
     checks: TaskChecks
@@ -53,6 +54,7 @@ class Setting:
     max_new_tokens: int
     dialect: str
     reasoning: Reasoning | None
+    most_turns: int = 1
 
     @cached_property
     def records(self) -> dict[str, Record]:
@@ -78,14 +80,21 @@ def evaluation_tables(name: str, rows: Rows, setting: Setting, replies: Mapping[
     ]
 
 
-def training_tables(name: str, rows: Rows, setting: Setting, group_size: int, steps: int) -> list[Table]:
+def training_tables(
+    name: str,
+    rows: Rows,
+    setting: Setting,
+    group_size: int,
+    steps: int,
+    columns: Mapping[str, tuple[type, ...]] = TRAINING_COLUMNS,
+) -> list[Table]:
     """The replies kept during training, and their counts by group (one record in one step)."""
     import great_expectations.expectations as gxe
 
-    expectations = _row_expectations(TRAINING_COLUMNS, setting, "train")
+    expectations = _row_expectations(columns, setting, "train")
     expectations["step_in_range"] = gxe.ExpectColumnValuesToBeBetween(column="step", min_value=0, max_value=steps)
     return [
-        Table(name, frame(rows, TRAINING_COLUMNS, _facts(rows, setting)), expectations),
+        Table(name, frame(rows, columns, _facts(rows, setting)), expectations),
         _by_group(f"{name} by group", rows, group_size),
     ]
 
@@ -129,7 +138,7 @@ def _row_expectations(columns: Mapping[str, tuple[type, ...]], setting: Setting,
     expectations = {
         f"{name}_not_missing": gxe.ExpectColumnValuesToNotBeNull(column=name)
         for name, types in columns.items()
-        if type(None) not in types
+        if not {type(None), list} & set(types)
     }
     return expectations | {
         "form_as_documented": gxe.ExpectColumnValuesToBeInSet(column="form", value_set=[AS_DOCUMENTED]),
@@ -144,7 +153,7 @@ def _row_expectations(columns: Mapping[str, tuple[type, ...]], setting: Setting,
         "reward_as_oracle": equal("reward", "oracle_reward"),
         "call_where_no_fault": gxe.ExpectColumnValuesToBeInSet(column="call_use", value_set=["as due"]),
         "length_in_range": gxe.ExpectColumnValuesToBeBetween(
-            column="length", min_value=1, max_value=setting.max_new_tokens
+            column="length", min_value=1, max_value=setting.max_new_tokens * setting.most_turns
         ),
         "finish_reason_known": gxe.ExpectColumnValuesToBeInSet(column="finish_reason", value_set=["stop", "length"]),
         "cut_only_at_the_limit": gxe.ExpectColumnValuesToBeInSet(column="cut_at", value_set=[setting.max_new_tokens]),
@@ -159,7 +168,9 @@ def _facts(rows: Rows, setting: Setting) -> list[dict[str, Any]]:
         shown = None if record is None else setting.task.show(record)
         oracle: tuple[str | None, float | None] = (None, None)
         if shown is not None and isinstance(row.get("text"), str):
-            oracle = setting.checks.oracle(shown, row["text"], setting.reasoning, setting.dialect)
+            of_row = getattr(setting.checks, "oracle_of_row", None)
+            judge, what = (setting.checks.oracle, row["text"]) if of_row is None else (of_row, row)
+            oracle = judge(shown, what, setting.reasoning, setting.dialect)
         outcome = row.get("outcome") if isinstance(row.get("outcome"), str) else None
         facts.append(
             {
@@ -171,10 +182,15 @@ def _facts(rows: Rows, setting: Setting) -> list[dict[str, Any]]:
                 "oracle_reward": oracle[1],
                 "outcome_reward": setting.checks.REWARDS.get(outcome),
                 "call_use": _call_use(row.get("call"), outcome, setting.task),
-                "cut_at": row.get("length") if row.get("finish_reason") == "length" else None,
+                "cut_at": _last_length(row) if row.get("finish_reason") == "length" else None,
             }
         )
     return facts
+
+
+def _last_length(row: Mapping[str, Any]) -> Any:
+    """Tokens of the row's last reply."""
+    return row["turns"][-1]["length"] if row.get("turns") else row.get("length")
 
 
 def _call_use(call: Any, outcome: str | None, task: Task) -> str | None:

@@ -2,6 +2,10 @@
 
 The policy moves greedily, as it would in use; an opponent's choices come from the game's own seed, the
 same before and after training. An invalid reply forfeits the game.
+
+With an asker for single replies every move is asked for by itself, as a record. With one for whole episodes
+(`task.mode: game`) a game is one conversation: it begins with the record of the policy's first move, and the
+opponent's moves are told as the tool's answers.
 """
 
 from __future__ import annotations
@@ -13,8 +17,9 @@ from typing import Any
 
 from tuneloop.rollout.ask import Asker
 from tuneloop.rollout.contract import Sampling, reply_seed
+from tuneloop.rollout.episodes import Conversation, EpisodeAsker
 from tuneloop.tasks.contract import Games
-from tuneloop.toolcalls import Fault
+from tuneloop.toolcalls import Fault, ToolCall
 
 RESULTS = ("won", "drawn", "lost", "forfeit")
 
@@ -29,6 +34,7 @@ class _Game:
     moves: list[int] = field(default_factory=list)
     result: str | None = None
     fault: str | None = None
+    conversation: Conversation | None = None
 
 
 def play_games(asker: Asker, games: Games, count: int, seed: int, max_new_tokens: int) -> list[dict[str, Any]]:
@@ -62,19 +68,34 @@ def play_games(asker: Asker, games: Games, count: int, seed: int, max_new_tokens
 
 
 def _policy_moves(asker: Asker, games: Games, mine: Sequence[_Game], sampling: Sampling) -> None:
-    # Greedy replies depend on the position alone: each position is asked once.
-    records = {record["id"]: record for record in (games.record_of(game.position) for game in mine)}
-    answers = dict(zip(records, asker.ask(list(records.values()), [[0]] * len(records), sampling)))
-    for game in mine:
-        answer = answers[games.record_of(game.position)["id"]][0]
-        if isinstance(answer.reading, Fault):
-            game.result, game.fault = "forfeit", answer.reading.name
+    read = _converse if isinstance(asker, EpisodeAsker) else _ask
+    for game, reading in zip(mine, read(asker, games, mine, sampling)):
+        if isinstance(reading, Fault):
+            game.result, game.fault = "forfeit", reading.name
             continue
-        move = games.move_of(answer.reading)
+        move = games.move_of(reading)
         if games.is_legal(game.position, move):
             _move(game, games, move)
         else:
             game.result, game.fault = "forfeit", games.illegal
+
+
+def _ask(asker: Asker, games: Games, mine: Sequence[_Game], sampling: Sampling) -> list[ToolCall | Fault]:
+    # Greedy replies depend on the position alone: each position is asked once.
+    records = {record["id"]: record for record in (games.record_of(game.position) for game in mine)}
+    answers = dict(zip(records, asker.ask(list(records.values()), [[0]] * len(records), sampling)))
+    return [answers[games.record_of(game.position)["id"]][0].reading for game in mine]
+
+
+def _converse(asker: EpisodeAsker, games: Games, mine: Sequence[_Game], sampling: Sampling) -> list[ToolCall | Fault]:
+    for game in mine:
+        record = games.record_of(game.position)
+        if game.conversation is None:
+            game.conversation = Conversation(record["id"], asker.task.messages(record))
+        else:
+            game.conversation.go_on(asker.policy, asker.episodes.answer(record, game.moves[-1]))
+    asker.speak([game.conversation for game in mine], [0] * len(mine), sampling)
+    return [game.conversation.said[-1].reading for game in mine]
 
 
 def _move(game: _Game, games: Games, move: int) -> None:

@@ -12,10 +12,10 @@ from tuneloop.evaluation.games import play_games, summarise_games
 from tuneloop.params import Params
 from tuneloop.policies.policy import load_policy
 from tuneloop.progress import Progress
-from tuneloop.rollout.ask import Asker
 from tuneloop.rollout.contract import Sampling
 from tuneloop.rollout.engines import load_engine
-from tuneloop.tasks import load_task
+from tuneloop.rollout.episodes import asker_for
+from tuneloop.tasks import load_episodes, load_task
 
 
 def measure(params: Params, policy_folder: Path, out: Path, *, rerun: bool) -> None:
@@ -27,16 +27,17 @@ def measure(params: Params, policy_folder: Path, out: Path, *, rerun: bool) -> N
     task = load_task(params.task.name)
     records = read_jsonl("data/boards/heldout.jsonl")
     policy = load_policy(policy_folder, device)
-    asker = Asker(policy, load_engine(policy, params.rollout), task)
+    episodes = load_episodes(task, params.task.mode, params.task.opponent, params.task.reward_at)
+    asker = asker_for(policy, load_engine(policy, params.rollout), task, episodes)
     rollout, samples = params.rollout, params.evaluate.samples
     sampling = Sampling(rollout.max_new_tokens, rollout.temperature, rollout.top_p, rollout.top_k)
     with Progress(out.name, len(records) * (1 + samples * (2 if rerun else 1))) as progress:
-        greedy = greedy_rows(asker, records, rollout.max_new_tokens, progress.advance)
-        sampled = sampled_rows(asker, records, samples, params.seed, sampling, progress.advance)
+        greedy = greedy_rows(asker.single, records, rollout.max_new_tokens, progress.advance)
+        sampled = sampled_rows(asker.single, records, samples, params.seed, sampling, progress.advance)
         if rerun:
             write_jsonl(
                 out / "rerun.jsonl",
-                sampled_rows(asker, records, samples, params.seed + 1, sampling, progress.advance),
+                sampled_rows(asker.single, records, samples, params.seed + 1, sampling, progress.advance),
             )
     write_jsonl(out / "replies.jsonl", greedy + sampled)
     games = []

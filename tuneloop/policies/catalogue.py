@@ -25,7 +25,7 @@ from tuneloop.policies.policy import Policy
 from tuneloop.policies.presets import ReasoningRule, origin_of, preset_of
 from tuneloop.policies.smollm2 import smollm2_folder
 from tuneloop.policies.warm_start import warm_start
-from tuneloop.tasks.contract import Demonstration, Record, Task
+from tuneloop.tasks.contract import Demonstration, Episodes, Record, Task
 from tuneloop.toolcalls import Dialect, Reasoning, load_dialect
 
 THINK = ReasoningRule(open="<think>", close="</think>", opened_by_prompt="never", switch=None)
@@ -73,18 +73,21 @@ def build_policy(
     seed: int,
     device: torch.device,
     progress: Callable[[int, float], None] = lambda update, loss: None,
+    episodes: Episodes | None = None,
 ) -> Built:
     """The base policy for `task`, warm-started on demonstrations over `records` (training records
-    only). Raises UserError as `weights_folder` and `policy_card` do."""
+    only), those of whole `episodes` where it is to do the task in them. Raises UserError as `weights_folder` and
+    `policy_card` do."""
     folder = weights_folder(params)
     updates, batch = params.warm_start.updates, params.warm_start.batch_size
+    demonstrations = task.demonstrations if episodes is None else episodes.demonstrations
     if folder is None:
         dialect = load_dialect(params.dialect or preset_of(params.source).dialect)
-        shown = task.demonstrations(records, max(updates * batch, TOKENIZER_DEMONSTRATIONS), seed, dialect.render)
+        shown = demonstrations(records, max(updates * batch, TOKENIZER_DEMONSTRATIONS), seed, dialect.render)
         policy = _nano(params, task, records, shown[:TOKENIZER_DEMONSTRATIONS], thinking, seed, dialect)
     else:
         policy = _pretrained(folder, params, thinking)
-        shown = task.demonstrations(records, updates * batch, seed, load_dialect(policy.card.dialect).render)
+        shown = demonstrations(records, updates * batch, seed, load_dialect(policy.card.dialect).render)
     policy.model.to(device)
     examples = _examples(policy, task, shown[: updates * batch], max_new_tokens)
     losses = warm_start(load_decoder(policy.model), examples, batch, params.warm_start.lr, progress) if examples else []
@@ -173,6 +176,7 @@ def _nano(
     template = nano_tokenizer([], 300)
     sample = Random(seed).sample(list(records), min(1000, len(records)))
     prompts = [Policy(None, template, card).prompt_text(task.messages(r), task.tools) for r in sample]
+    prompts += [Policy(None, template, card).prompt_text(d.messages, task.tools) for d in demonstrations if d.messages]
     replies = [reply_text(d, card) for d in demonstrations]
     tokenizer = nano_tokenizer([*prompts, *replies, json.dumps(task.tools)], params.nano.vocabulary)
     model = nano_model(params.nano, len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id, seed)
@@ -196,8 +200,12 @@ def _examples(
         return []
     texts = [reply_text(demonstration, policy.card) for demonstration in demonstrations]
     replies = policy.tokenizer(texts, add_special_tokens=False)["input_ids"]
-    # Rendering a template costs more than all the rest: once a record.
-    records = {d.record["id"]: d.record for d in demonstrations}
-    prompts = {key: policy.prompt_ids(task.messages(record), task.tools) for key, record in records.items()}
+    # Rendering a template costs more than all the rest: once a record, or a conversation.
+    asked = {_conversation_key(d): d for d in demonstrations}
+    prompts = {key: policy.prompt_ids(d.messages or task.messages(d.record), task.tools) for key, d in asked.items()}
     end = policy.end_ids[0]
-    return [(prompts[d.record["id"]], [*ids, end][:limit]) for d, ids in zip(demonstrations, replies)]
+    return [(prompts[_conversation_key(d)], [*ids, end][:limit]) for d, ids in zip(demonstrations, replies)]
+
+
+def _conversation_key(demonstration: Demonstration) -> str:
+    return demonstration.record["id"] if demonstration.messages is None else json.dumps(demonstration.messages)

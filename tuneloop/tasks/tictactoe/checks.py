@@ -10,14 +10,16 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from tuneloop.tasks.tictactoe.oracle import MAGIC, REWARDS, has_line, oracle
+from tuneloop.tasks.tictactoe.oracle import EPISODE_REWARDS, MAGIC, REWARDS, episode_oracle, has_line, oracle
 
 if TYPE_CHECKING:
     from great_expectations.expectations import Expectation
 
 __all__ = [
+    "EPISODE_REWARDS",
     "RECORD_COLUMNS",
     "REWARDS",
+    "episode_oracle",
     "generated_id",
     "oracle",
     "record_expectations",

@@ -64,6 +64,59 @@ def move(shown: str, square: int) -> str:
     return "optimal" if -_score(other, own | {number}) == _score(own, other) else "legal"
 
 
+POINTS = {"no_call": -1.0, "several_calls": -1.0, "wrong_tool": -1.0, "bad_arguments": -1.0, "occupied": -1.0} | {
+    "lost": 0.0,
+    "drawn": 0.5,
+    "won": 1.0,
+}
+EPISODE_REWARDS = {"end": POINTS, "turn": dict.fromkeys(POINTS)}
+"""By `task.reward_at`, the reward of every outcome of a whole game; None where it also depends on the way there."""
+
+
+def episode_oracle(
+    shown: str, turns: list[dict[str, Any]], reasoning: Reasoning | None, dialect: str, reward_at: str
+) -> tuple[str, float | None]:
+    """Outcome and reward of a whole game from the board `shown`, X to move: played again from the texts of the
+    replies, with the opponent's moves as the tool's answers tell them. The move with which O wins is told to nobody;
+    a game that ends there counts as lost where O has such a move. A record of turns that is no game from its
+    beginning to its end has an outcome that says so, and no reward."""
+    cells = shown.replace("/", "")
+    earned: list[float] = []
+    for number, turn in enumerate(turns, 1):
+        outcome, reward = oracle("/".join((cells[:3], cells[3:6], cells[6:])), turn["text"], reasoning, dialect)
+        earned.append(reward)
+        if reward < 0:
+            end = outcome
+        else:
+            answer = outside_reasoning(turn["text"], reasoning)
+            cells = _marked(cells, READERS[dialect](answer), "X")
+            end = "won" if outcome == "win" else "drawn" if "." not in cells else None
+        if end is None and turn["result"] is None:
+            end = "lost" if _can_finish(cells) else "not played to its end"
+        if end is not None:
+            if number < len(turns) or turn["result"] is not None:
+                return "goes on after its end", None
+            if end not in POINTS:
+                return end, None
+            return end, math.fsum(earned) / len(earned) if reward_at == "turn" else POINTS[end]
+        told = re.match(r"O takes ([1-9])\.\n", turn["result"])
+        if told is None or cells[int(told[1]) - 1] != ".":
+            return "O makes no move", None
+        cells = _marked(cells, int(told[1]), "O")
+        if re.findall(r"[1-9]([XO.])", turn["result"][len(told[0]) :]) != list(cells):
+            return "shows another board", None
+    return "not played to its end", None
+
+
+def _marked(cells: str, square: int, mark: str) -> str:
+    return "".join(mark if place == square else cell for place, cell in enumerate(cells, 1))
+
+
+def _can_finish(cells: str) -> bool:
+    own = frozenset(n for n, cell in zip(MAGIC, cells) if cell == "O")
+    return any(has_line(own | {n}) for n, cell in zip(MAGIC, cells) if cell == ".")
+
+
 def has_line(numbers: frozenset[int]) -> bool:
     return any(sum(three) == 15 for three in combinations(numbers, 3))
 
