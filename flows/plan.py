@@ -15,8 +15,6 @@ from flows.form import flat
 from tuneloop.errors import UserError
 
 SEED = "seed"
-QUANTITIES = ("reward", "legal", "optimal")
-"""Of the sampled replies: the columns of the table, where the task has them."""
 
 
 @dataclass(frozen=True)
@@ -94,19 +92,18 @@ def table(members: Sequence[Member], results: Mapping[str, Result]) -> list[dict
     them of the reward before, after and of the difference, and of every other quantity after. None where nothing
     finished, and for the spread of one."""
     rows = []
+    columns = _columns([r.metrics for r in results.values() if r.metrics])
     for setting in _settings(members):
         of_setting = [member for member in members if member.setting == setting]
         done = [results[m.name].metrics for m in of_setting if results.get(m.name) and results[m.name].metrics]
         row: dict[str, Any] = dict(setting) | {"seeds": len(done), "missing": len(of_setting) - len(done)}
-        for label, read in _columns(done):
+        for label, read in columns:
             values = [read(metrics) for metrics in done]
             row[f"{label} mean"] = fmean(values) if values else None
             row[f"{label} spread"] = stdev(values) if len(values) > 1 else None
         rows.append(row)
-    labels = [label for label, _ in _columns([r.metrics for r in results.values() if r.metrics])]
-    empty = {f"{label} {what}": None for label in labels for what in ("mean", "spread")}
     keys = {key: None for member in members for key in member.setting}
-    return [keys | {"seeds": 0, "missing": 0} | empty | row for row in rows]
+    return [keys | row for row in rows]
 
 
 def member_rows(members: Sequence[Member], results: Mapping[str, Result]) -> list[dict[str, Any]]:
@@ -160,9 +157,10 @@ def _settings(members: Sequence[Member]) -> list[dict[str, Any]]:
 
 
 def _columns(done: Sequence[Mapping[str, Any]]) -> list[tuple[str, Any]]:
-    quantities = [q for q in QUANTITIES if all(q in metrics["sampled"] for metrics in done)]
+    # The task's measures follow the reward. Members may be of different tasks: what all have is shown.
+    shared = set.intersection(*(set(metrics["sampled"]) for metrics in done)) if done else set()
     columns = []
-    for quantity in quantities:
+    for quantity in ("reward", *sorted(shared - {"reward"})):
         for side in ("before", "after", "difference") if quantity == "reward" else ("after",):
             columns.append((f"{quantity} {side}", _reader(quantity, side)))
     return columns

@@ -3,10 +3,10 @@
     python -m stages.check_boards
 
 Reads data/boards/{boards,train,heldout}.jsonl and writes data/checks/boards.json. The suites are in
-tuneloop/checks/records.py (form, ids, counts, the split) and in the task's own `checks` module (for
-Tic-Tac-Toe: X to move, open game, reached by legal play, turns and mirror images). Where an
-expectation fails, stderr names table, expectation and record ids, and the exit status is 1: later
-stages depend on the JSON, so DVC does not start them.
+tuneloop/checks/records.py (form, ids, counts, the split) and in the task's own `checks` module (what a
+record may hold, and which records count as equal). Where an expectation fails, stderr names table,
+expectation and record ids, and the exit status is 1: later stages depend on the JSON, so DVC does not
+start them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What a task may tell the report about itself: the optional module `tuneloop/tasks/<name>/pictures.py`.
 
 It may hold any of `picture(record, row) -> str` (an HTML fragment, already escaped), `WORDS` (its
-own words for record, class and stratum) and `LANDMARKS` (rewards to draw as lines). A task without
-it is shown as text.
+own words for record, class, stratum and what a reply chooses) and `LANDMARKS` (rewards to draw as
+lines). A task without it is shown as text.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ DEFAULT_WORDS: Mapping[str, str] = {
     "cluster": "class",
     "clusters": "classes",
     "stratum": "stratum",
+    "choice": "The call",
 }
 
 
