@@ -139,11 +139,13 @@ def _figures(train: Path, comparison: Comparison, task: Task, landmarks: Mapping
     history = read_columns(train / "history.csv", [*plots.HISTORY_COLUMNS, *shares])
     if history is not None:
         evaluations = read_columns(train / "evaluations.csv", plots.EVALUATION_COLUMNS)
+        sampled = plots.rolled_out(history)
         figures += [
-            plots.reward(history, evaluations, lines),
-            plots.outcomes(history, task.outcomes, task.measures),
-            plots.lengths(history),
-            plots.ratio(history),
+            plots.reward(sampled, evaluations, lines),
+            plots.outcomes(sampled, task.outcomes, task.measures),
+            plots.lengths(sampled),
+            plots.loss(history) if "loss" in history else plots.ratio(history),  # sft and dpo have no ratio
+            *([plots.preferences(history)] if "pair_accuracy" in history else []),
             plots.entropy(history),
         ]
     return figures

@@ -1,11 +1,11 @@
-"""train: GSPO on the training records, from the base policy.
+"""train: GSPO (or another `train.algorithm`, see docs/algorithms.md) on the training records, from the base policy.
 
     python -m stages.train
     torchrun --nproc-per-node 2 -m stages.train        what the first does by itself where machine.ranks is 2
 
 Reads data/boards/{train,heldout}.jsonl and data/policy/model (`train.extra_records` adds the task's own extra
-records to those of train.jsonl); writes data/train/policy (a Hugging Face
-folder), history.csv (one row a step), evaluations.csv, replies.jsonl (every reply of every k-th step),
+records to those of train.jsonl), and where `train.examples` names one, a file of examples/; writes data/train/policy
+(a Hugging Face folder), history.csv (one row a step), evaluations.csv, replies.jsonl (every reply of every k-th step),
 metrics.json, and the times apart in timings.csv and timings.json. With train.lora the policy's weights hold the
 adapters merged in, and policy/adapter holds them as the peft package reads them. A killed run continues from its
 last state in .state/train and ends in the same weights. Of several ranks the first alone writes and speaks.
@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from importlib.metadata import version
 from pathlib import Path
@@ -36,6 +36,9 @@ from tuneloop.rollout.ask import Asker
 from tuneloop.rollout.engines import load_engine
 from tuneloop.stage import stage
 from tuneloop.tasks import load_task
+from tuneloop.tasks.contract import Record
+from tuneloop.training.batch import Group
+from tuneloop.training.examples import load_examples
 from tuneloop.training.launch import end_with_the_launcher, launch, launched
 from tuneloop.training.lora import add_adapters, save_adapter, targets_of
 from tuneloop.training.ranks import Ranks, ending_with_the_others, full, join
@@ -44,7 +47,7 @@ from tuneloop.training.trainer import COMPUTE, Tables, Trainer
 
 POLICY, BOARDS, OUT, STATE = Path("data/policy/model"), Path("data/boards"), Path("data/train"), Path(".state/train")
 LAST = 20
-"""Steps over which the last reward is averaged."""
+"""Steps that rolled out over which the last reward is averaged."""
 
 
 def main() -> int:
@@ -68,14 +71,16 @@ def main() -> int:
         records, heldout = (read_jsonl(BOARDS / f"{name}.jsonl") for name in ("train", "heldout"))
         if params.train.extra_records:
             records += asker.task.extra_records()
-        trainer = Trainer(asker, engine, records, heldout, params.train, params.rollout, params.seed, ranks)
+        examples = examples_of(params, asker, records, heldout)
+        trainer = Trainer(asker, engine, records, heldout, params.train, params.rollout, params.seed, ranks, examples)
         states = StateFolder(STATE, run_key(params))
         if (state := states.load()) is not None:
             trainer.restore(state)
             print(f"continuing after step {trainer.step} of {params.train.steps} ({states.folder})", flush=True)
         with Progress("train", params.train.steps, trainer.step) as progress:
             for row in trainer.run():
-                progress.advance(reward=row["reward_mean"], length=row["length_all"])
+                shown = {"reward": row["reward_mean"], "length": row["length_all"], "loss": row.get("loss")}
+                progress.advance(**{name: value for name, value in shown.items() if value is not None})
                 if row["step"] % params.train.save_every == 0 and row["step"] < params.train.steps:
                     save_state(states, trainer, ranks)
         save_state(states, trainer, ranks)
@@ -101,6 +106,17 @@ def wanted_ranks() -> int:
         return load_params().machine.ranks
     except UserError:
         return 1
+
+
+def examples_of(params: Params, asker: Asker, records: Sequence[Record], heldout: Sequence[Record]) -> Sequence[Group]:
+    """What `train.examples` holds; nothing where it is null."""
+    train = params.train
+    if train.examples is None:
+        return ()
+    found = load_examples(train.examples, train.algorithm, asker, records, heldout, params.rollout.max_new_tokens)
+    for note in found.notes:
+        print(f"[train] {note}", flush=True)
+    return found.groups
 
 
 def save_state(states: StateFolder, trainer: Trainer, ranks: Ranks) -> None:
@@ -133,9 +149,10 @@ def run_key(params: Params) -> str:
     packages = ["torch", "transformers", "tokenizers", "numpy", *(["peft"] if params.train.lora.rank else [])]
     values["versions"] = {name: version(name) for name in packages}
     code = Path(__file__).parent.parent
-    return state_key(
-        values, [POLICY, BOARDS / "train.jsonl", BOARDS / "heldout.jsonl", code / "tuneloop", Path(__file__)]
-    )
+    files = [POLICY, BOARDS / "train.jsonl", BOARDS / "heldout.jsonl", code / "tuneloop", Path(__file__)]
+    if params.train.examples is not None:
+        files.append(Path(params.train.examples))
+    return state_key(values, files)
 
 
 def write_tables(tables: Tables) -> None:
@@ -144,8 +161,9 @@ def write_tables(tables: Tables) -> None:
     write_csv(OUT / "evaluations.csv", tables.evaluations)
     write_jsonl(OUT / "replies.jsonl", tables.replies)
     write_csv(OUT / "timings.csv", tables.timings)
-    last = tables.history[-LAST:]
-    metrics = {"steps": len(tables.history), "last_reward": fmean(row["reward_mean"] for row in last)}
+    # Steps on examples from a file do not all roll out.
+    last = [row["reward_mean"] for row in tables.history if row["reward_mean"] is not None][-LAST:]
+    metrics = {"steps": len(tables.history), "last_reward": fmean(last)}
     write_json(OUT / "metrics.json", metrics)
 
 

@@ -98,7 +98,9 @@ class LoraParams(Section):
 
 
 class TrainParams(Section):
-    algorithm: Literal["gspo", "gspo_token", "grpo", "dr_grpo", "dapo"]
+    algorithm: Literal["gspo", "gspo_token", "grpo", "dr_grpo", "dapo", "sft", "dpo"]
+    examples: str | None
+    dpo_beta: Annotated[float, Field(gt=0)]
     steps: Positive
     boards_per_step: Positive
     group_size: Annotated[int, Field(ge=2)]
@@ -137,6 +139,33 @@ class TrainParams(Section):
             raise ValueError(
                 f"engine_ratio_cap={self.engine_ratio_cap:g} with old_logprobs=engine would weight every reply with "
                 "exactly 1; set old_logprobs to trainer, or engine_ratio_cap to null"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _imitation(self) -> TrainParams:
+        if self.algorithm not in ("sft", "dpo"):
+            if self.examples is not None:
+                raise ValueError(
+                    f"examples={self.examples} with algorithm={self.algorithm}, which learns from the replies that it "
+                    "samples alone; set algorithm to sft or dpo, or examples to null"
+                )
+            return self
+        if self.kl_coefficient:
+            raise ValueError(
+                f"kl_coefficient={self.kl_coefficient:g} with algorithm={self.algorithm}: the KL divergence is "
+                "estimated from replies as they were sampled, not from chosen ones; set kl_coefficient to null or 0"
+                + (" (dpo_beta holds the policy to the base policy)" if self.algorithm == "dpo" else "")
+            )
+        if self.engine_ratio_cap is not None:
+            raise ValueError(
+                f"engine_ratio_cap={self.engine_ratio_cap:g} with algorithm={self.algorithm}, which has no importance "
+                "ratio; set engine_ratio_cap to null"
+            )
+        if self.examples is not None and self.shuffle_rewards:
+            raise ValueError(
+                f"shuffle_rewards with examples={self.examples}: examples are trained on as they are, whatever they "
+                "earn; set shuffle_rewards to false, or examples to null"
             )
         return self
 
@@ -218,7 +247,9 @@ def with_preset_values(tree: Any) -> Any:
         origin_of(source)
         return tree
     out = dict(tree)
-    for key, value in preset.params.items():
+    train = tree.get("train")
+    algorithm = train.get("algorithm") if isinstance(train, dict) else None
+    for key, value in preset.values(algorithm if isinstance(algorithm, str) else None).items():
         *sections, name = key.split(".")
         node = out
         for section in sections:
@@ -239,7 +270,7 @@ def resolved_text(path: Path | str = "params.yaml") -> str:
     yaml.width = 120
     tree = yaml.load(Path(path).read_text(encoding="utf-8"))
     preset = preset_of(tree["policy"]["source"], tree["policy"]["like"])
-    for key, value in ({} if preset is None else preset.params).items():
+    for key, value in ({} if preset is None else preset.values(tree["train"]["algorithm"])).items():
         *sections, name = key.split(".")
         section = reduce(getitem, sections, tree)
         if section[name] is None:

@@ -74,8 +74,8 @@ class LoraTargets(Part):
 
 
 class Preset(Part):
-    """One entry of presets.yaml. `params`: by dotted key, the values for keys that params.yaml leaves null.
-    `training`: None, or why it cannot be trained."""
+    """One entry of presets.yaml. `params`: by dotted key, the values for keys that params.yaml leaves null;
+    `algorithms`: those that differ under a `train.algorithm`. `training`: None, or why it cannot be trained."""
 
     name: str
     about: str
@@ -86,8 +86,13 @@ class Preset(Part):
     needs: Needs
     lora: LoraTargets
     params: Mapping[str, Any]
+    algorithms: Mapping[str, Mapping[str, Any]]
     training: str | None = None
     serve: tuple[str, ...] = ()
+
+    def values(self, algorithm: Any) -> dict[str, Any]:
+        """`params` as they are under this `train.algorithm`."""
+        return {**self.params, **self.algorithms.get(algorithm, {})}
 
 
 @cache

@@ -34,6 +34,12 @@ class Plot:
     alt: str
 
 
+def rolled_out(history: Columns) -> Columns:
+    """The rows of the steps that sampled replies: all of them, but where training is on examples from a file."""
+    there = np.isfinite(history["reward_mean"])
+    return history if there.all() else {name: values[there] for name, values in history.items()}
+
+
 def before_after(comparison: Comparison, lines: Mapping[str, float]) -> Plot:
     """Bars with intervals for the sampled replies; `lines` are rewards to hold them against."""
     figure, (left, right) = new_figure(columns=2, width_ratios=(1, 1.5))
@@ -86,7 +92,7 @@ def reward(history: Columns, evaluations: Columns | None, lines: Mapping[str, fl
         held_out = f" Held-out greedy reward ends at {evaluations['reward'][-1]:+.2f}."
     _reward_axis(ax, [*np.concatenate(shown), *lines.values()], lines)
     ax.set_ylabel("mean reward")
-    _finish(ax, f"Training reward went from {first:+.2f} to {last:+.2f} in {_counted(len(steps))}", steps)
+    _finish(ax, f"Training reward went from {first:+.2f} to {last:+.2f} in {_counted(int(steps[-1]))}", steps)
     compared = ", ".join(f"{name} {value:+.2f}" for name, value in lines.items())
     return Plot(
         "reward", figure, f"Training reward from {first:+.2f} to {last:+.2f}.{held_out} Reference lines: {compared}."
@@ -166,6 +172,38 @@ def ratio(history: Columns) -> Plot:
     return Plot("ratio", figure, f"Spread of the policy ratio and share of clipped replies. Ratio {seen}.{smoothed}")
 
 
+def loss(history: Columns) -> Plot:
+    """The loss of sft (nats a token) or dpo (nats a pair)."""
+    figure, (ax,) = new_figure()
+    steps = history["step"]
+    unit = "pair" if "pair_accuracy" in history else "token"
+    first, last = _line(ax, steps, history["loss"], THIRD, "loss")
+    ax.set_ylim(bottom=0)
+    ax.set_ylabel(f"loss (nats a {unit})")
+    _finish(ax, f"Loss went from {first:.3f} to {last:.3f} nats a {unit}", steps)
+    return Plot("loss", figure, f"Loss of training from {first:.3f} to {last:.3f} nats a {unit}.")
+
+
+def preferences(history: Columns) -> Plot:
+    """How much likelier than under the base policy the chosen and the rejected replies of dpo became."""
+    figure, (top, bottom) = new_figure(rows=2, height=4.6, sharex=True, height_ratios=(1.5, 1))
+    steps = history["step"]
+    _, chosen = _line(top, steps, history["log_ratio_chosen"], AFTER, "chosen", raw=False)
+    _, rejected = _line(top, steps, history["log_ratio_rejected"], BEFORE, "rejected", raw=False, dashes=(4, 2))
+    top.axhline(0, color=MUTED, lw=1)
+    top.set_ylabel("log ratio to base (nats)")
+    _, right = _line(bottom, steps, history["pair_accuracy"], INK, "pairs told apart the right way")
+    bottom.set_ylim(0, 1.05)
+    bottom.yaxis.set_major_formatter(PercentFormatter(1))
+    bottom.set_ylabel("share of pairs")
+    seen = f"chosen {chosen:+.1f}, rejected {rejected:+.1f} nats from the base policy"
+    _finish(top, f"At the end: {seen}", steps, xlabel=False)
+    _finish(bottom, None, steps)
+    return Plot(
+        "preferences", figure, f"Log ratios of the step's pairs. At the end {seen}; {100 * right:.0f} % told apart."
+    )
+
+
 def entropy(history: Columns) -> Plot:
     """Entropy of the policy, and the groups that taught nothing because all rewards were equal."""
     figure, (top, bottom) = new_figure(rows=2, height=4.6, sharex=True, height_ratios=(1.5, 1))
@@ -173,7 +211,8 @@ def entropy(history: Columns) -> Plot:
     first, last = _line(top, steps, history["entropy"], THIRD, "entropy")
     top.set_ylim(bottom=0)
     top.set_ylabel("entropy (nats)")
-    idle, idle_last = _line(bottom, steps, history["zero_variance_groups"], BEFORE, "groups of equal rewards")
+    known = rolled_out(history)
+    idle, idle_last = _line(bottom, known["step"], known["zero_variance_groups"], BEFORE, "groups of equal rewards")
     bottom.set_ylim(bottom=0)
     bottom.set_ylabel("groups a step")
     _finish(top, f"Entropy went from {first:.3f} to {last:.3f}", steps, xlabel=False)

@@ -1,6 +1,8 @@
 """The trainer: steps of rollout, scoring, advantages and updates, with resume.
 
     step:  records → n replies each → outcomes → advantages in the group → updates of the policy
+    sft:   … outcomes → the best reply of each group → updates            (or: examples from a file → updates)
+    dpo:   … outcomes → the best and the worst of each group → updates    (or: pairs from a file → updates)
 
 Everything a step draws comes from (seed, step) alone, so the state that a resumed run needs is the
 weights, the optimizer and the tables written so far.
@@ -31,7 +33,7 @@ from tuneloop.training.advantages import group_advantages
 from tuneloop.training.batch import Group, logprobs_of
 from tuneloop.training.episodes import group_of, without_faults
 from tuneloop.training.history import history_row
-from tuneloop.training.objectives import OBJECTIVES, Clip
+from tuneloop.training.objectives import Clip, objective_named
 from tuneloop.training.order import Visits, passes
 from tuneloop.training.ranks import (
     ALONE,
@@ -46,6 +48,7 @@ from tuneloop.training.ranks import (
     trained_parts,
     whole,
 )
+from tuneloop.training.selection import IMITATION, select
 from tuneloop.training.update import UpdateLog, accumulate, apply
 
 COMPUTE = {"float32": None, "bfloat16": torch.bfloat16}
@@ -75,24 +78,27 @@ class Trainer:
         rollout: RolloutParams,
         seed: int,
         ranks: Ranks = ALONE,
+        examples: Sequence[Group] = (),
     ):
         """`asker.policy` must hold the base policy's weights (and its adapters, see `tuneloop.training.lora`), also
-        where `restore` is to follow: the copy that the KL term measures against is made here. Several `ranks` each
-        make a trainer of the same arguments and call the same methods; the policy is spread over them here. Raises
-        UserError for sampling that the log-probabilities would not describe."""
+        where `restore` is to follow: the copy that the KL term and DPO measure against is made here. Several `ranks`
+        each make a trainer of the same arguments and call the same methods; the policy is spread over them here.
+        With `examples` (see `tuneloop.training.examples`; for `sft` and `dpo`) updates are made on them, in shuffled
+        passes, and only the steps whose replies are kept roll out, for the reward curve. Raises UserError for sampling
+        that the log-probabilities would not describe."""
         if rollout.top_p < 1 or rollout.top_k:
             raise UserError(
                 f"rollout.top_p={rollout.top_p}, rollout.top_k={rollout.top_k}: training needs the whole distribution "
                 "(top_p 1, top_k 0), else the sampled replies do not come from the policy whose probabilities are used"
             )
         self.asker, self.engine, self.ranks = asker, engine, ranks
-        self.records, self.heldout = records, heldout
+        self.records, self.heldout, self.examples = records, heldout, examples
         self.params, self.rollout, self.seed = params, rollout, seed
         self.sampling = Sampling(rollout.max_new_tokens, rollout.temperature)
         self.model = asker.policy.model
         self.decoder = load_decoder(self.model, COMPUTE[params.dtype], params.checkpoint_layers)
         self.base = None
-        if params.kl_coefficient and not has_adapters(self.model):
+        if (params.kl_coefficient or params.algorithm == "dpo") and not has_adapters(self.model):
             self.base = load_decoder(copy.deepcopy(self.model).requires_grad_(False), COMPUTE[params.dtype])
         spread(self.model, ranks)
         share_asking(asker, ranks)
@@ -140,7 +146,8 @@ class Trainer:
 
     def _take_step(self) -> None:
         started = time.perf_counter()
-        records, answers = self._roll_out()
+        keep = (self.step + 1) % self.params.keep_replies_every == 0 or self.step == 0
+        records, answers = self._roll_out() if keep or not self.examples else ([], [])
         rolled = time.perf_counter()
         trained, sound = without_faults(records, answers)
         rewards = self._rewards(sound)
@@ -149,13 +156,26 @@ class Trainer:
         advantages = [group_advantages(group, self.params.scale_rewards).tolist() for group in rewards]
         mask = self.params.overlong == "mask"
         groups = [
-            group_of(self.asker, r, group, advantage, self.rollout.max_new_tokens, self.params.scale_rewards, mask)
+            group_of(
+                self.asker,
+                r,
+                group,
+                advantage,
+                self.rollout.max_new_tokens,
+                self.params.scale_rewards,
+                mask,
+                by_turn=self.params.algorithm not in IMITATION,
+            )
             for r, group, advantage in zip(trained, sound, advantages)
         ]
-        used = [group for group in groups if any(group.advantages)]
+        count = self.params.boards_per_step
+        if self.examples:
+            used = passes(self.examples, self.step * count, count, self.seed)
+        else:
+            used = select(self.params.algorithm, groups, rewards)[:count]
         before = [p.detach().clone() for p in self.parts]
         lr = self._learning_rate()
-        logs = self._update(self._with_logprobs(used[: self.params.boards_per_step]), lr)
+        logs = self._update(self._with_logprobs(used), lr)
         self._weights_changed()
         self.step += 1
         row = history_row(
@@ -167,9 +187,10 @@ class Trainer:
             lr,
             changed_share(before, self.parts, self.ranks),
             mask,
+            self.params.algorithm,
         )
         self.tables.history.append(row)
-        if self.step % self.params.keep_replies_every == 0 or self.step == 1:
+        if keep:
             for record, group in zip(records, answers):
                 for i, answer in enumerate(group):
                     self.tables.replies.append(self.asker.row(record, i, answer, step=self.step))
@@ -180,8 +201,8 @@ class Trainer:
                 "step": self.step,
                 "rollout_seconds": round(rolled - started, 4),
                 "train_seconds": round(ended - rolled, 4),
-                "replies_per_second": round(sum(map(len, answers)) / (ended - started), 1),
-                "tokens_per_second": round(tokens / (ended - started), 1),
+                "replies_per_second": round(sum(map(len, answers)) / (ended - started), 1) if answers else None,
+                "tokens_per_second": round(tokens / (ended - started), 1) if answers else None,
             }
         )
         if self.step % self.params.evaluate_every == 0 or self.step == self.params.steps:
@@ -220,12 +241,13 @@ class Trainer:
                 found = logprobs_of(decoder, mine, self.rollout.temperature, self.params.micro_batch_replies)
             return [group for share in self.ranks.gather(found) for group in share]
 
-        if self.params.old_logprobs == "trainer":
+        imitation = self.params.algorithm in IMITATION
+        if self.params.old_logprobs == "trainer" and not imitation:  # which has no ratio
             groups = [
                 replace(group, old_logprobs=old, engine_logprobs=group.old_logprobs)
                 for group, old in zip(groups, numbers(self.decoder))
             ]
-        if self._kl_coefficient():
+        if self._kl_coefficient() or self.params.algorithm == "dpo":
             with nullcontext() if self.base else adapters_off(self.model):
                 found = numbers(self.base or self.decoder)
             groups = [replace(group, base_logprobs=base) for group, base in zip(groups, found)]
@@ -243,7 +265,7 @@ class Trainer:
                 log = accumulate(
                     self.decoder,
                     part,
-                    OBJECTIVES[self.params.algorithm],
+                    objective_named(self.params.algorithm, self.params.dpo_beta),
                     Clip(self.params.clip_low, self.params.clip_high),
                     self.rollout.temperature,
                     self.rollout.max_new_tokens,
@@ -253,7 +275,9 @@ class Trainer:
                     self.params.engine_ratio_cap,
                     self.ranks,
                 )
-                if not logs:
+                if self.examples:
+                    log.gap_sum = log.gap_max = None
+                elif not logs:
                     self._require_agreement(log)
                 try:
                     hand_over_gradients(self.parameters, self.parts)

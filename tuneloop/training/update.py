@@ -21,7 +21,8 @@ from tuneloop.training.ranks import ALONE, Ranks, clip_gradients
 @dataclass
 class UpdateLog:
     """What one update measured over the replies that it used; tensors on the CPU. `kl_sum` is a sum over
-    replies, None where there is no KL term; `capped` [weights] is None where nothing is weighted."""
+    replies, None where there is no KL term; `capped` [weights] is None where nothing is weighted. The gap's numbers
+    are None where no engine sampled the replies. `loss` is the objective's alone; `pairs` as in `Terms`."""
 
     ratio: Tensor
     clipped_low: Tensor
@@ -29,11 +30,13 @@ class UpdateLog:
     entropy_sum: float
     replies: int
     tokens: int
-    gap_sum: float
-    gap_max: float
+    gap_sum: float | None
+    gap_max: float | None
     kl_sum: float | None
     capped: Tensor | None
     grad_norm: float
+    loss: float
+    pairs: Tensor | None
 
 
 def accumulate(
@@ -57,7 +60,7 @@ def accumulate(
     groups = [g for g in groups if g.used]
     if not groups:
         raise ValueError("an update needs a reply with tokens")
-    counts = Counts(sum(g.used for g in groups), sum(g.tokens for g in groups), max_new_tokens)
+    counts = Counts(sum(g.used for g in groups), sum(g.tokens for g in groups), max_new_tokens, len(groups))
     weigh = Weighing(objective, clip, counts, temperature, entropy_bonus, kl_coefficient, engine_ratio_cap)
     if ranks.alone:
         parts = split(groups, lanes(decoder.model, counts.replies, TRAINED))
@@ -67,7 +70,7 @@ def accumulate(
         jobs = [partial(_shared_losses, decoder, groups, micro_batch_replies, weigh, ranks)]
     parameters = [p for p in decoder.model.parameters() if p.requires_grad]
     logs = [log for found in ranks.gather(add_gradients(parameters, jobs)) for log in found if log is not None]
-    ratio, low, high, entropy, gaps, largest, kls, at_cap = zip(*logs)
+    ratio, low, high, entropy, gaps, largest, kls, at_cap, losses, pairs = zip(*logs)
     return UpdateLog(
         torch.cat(ratio),
         torch.cat(low),
@@ -80,6 +83,8 @@ def accumulate(
         sum(kls) if kl_coefficient else None,
         torch.cat(at_cap) if engine_ratio_cap is not None else None,
         0.0,
+        sum(losses),
+        torch.cat(pairs) if pairs[0] is not None else None,
     )
 
 
@@ -108,8 +113,10 @@ def _losses(
             weights, capped = engine_weights(mismatch, scored.mask, weigh.objective.UNIT, weigh.engine_ratio_cap)
             # min(r·A, clip(r)·A) scales with A, so a weight of the term is a weight of its advantage.
             advantage = weights * advantage
-        terms = weigh.objective.terms(Replies(scored.logp, scored.old_logp, scored.mask, advantage), weigh.clip)
-        loss = terms.loss / weigh.objective.normaliser(weigh.counts)
+        rows = [len(group.advantages) for group in part]
+        replies = Replies(scored.logp, scored.old_logp, scored.mask, advantage, scored.base_logp, rows)
+        terms = weigh.objective.terms(replies, weigh.clip)
+        loss = objective = terms.loss / weigh.objective.normaliser(weigh.counts)
         if weigh.entropy_bonus:
             loss = loss - weigh.entropy_bonus * scored.entropy.sum() / weigh.counts.tokens
         if weigh.kl_coefficient:
@@ -127,6 +134,8 @@ def _losses(
                 gap.max().item(),
                 None if kl is None else kl.item(),
                 None if capped is None else capped.cpu(),
+                objective.item(),
+                None if terms.pairs is None else terms.pairs.cpu(),
             ),
         )
 
