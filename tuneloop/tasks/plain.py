@@ -31,7 +31,7 @@ from tuneloop.tasks.plain_parts import (
     require_tools,
 )
 from tuneloop.tasks.plain_records import answer_of, checked_record, read_records, texts_of
-from tuneloop.tasks.plain_reward import HIGHEST, LOWEST, Reply, Reward, raised, rewarded
+from tuneloop.tasks.plain_reward import HIGHEST, LOWEST, Reply, Reward, raised, relative, rewarded
 from tuneloop.toolcalls.contract import Fault, Tool, ToolCall
 
 __all__ = ["Outcome", "PlainTask", "Reply", "plain_task", "tool"]
@@ -125,7 +125,7 @@ class PlainTask:
         records = list(self.records.values())
         if not 1 <= count <= len(records):
             raise UserError(
-                f"boards.count: {count} records asked for, and {self.path} has {len(records)}; "
+                f"boards.count: {count} records asked for, and {relative(self.path)} has {len(records)}; "
                 f"set boards.count to {len(records)} for all of them"
             )
         chosen = Random(seed).sample(range(len(records)), count)
@@ -153,8 +153,8 @@ class PlainTask:
         try:
             record = json.loads(text)
         except (ValueError, RecursionError):
-            some = ", ".join(list(self.records)[:3])
-            raise UserError(f"record {text[:80]!r}: is no id in {self.path} (such as {some}) and no JSON") from None
+            some = f"{relative(self.path)} (such as {', '.join(list(self.records)[:3])})"
+            raise UserError(f"record {text[:80]!r}: is no id in {some} and no JSON") from None
         return self.validate(record, "record")
 
     def messages(self, record: Record) -> list[Message]:

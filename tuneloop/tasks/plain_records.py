@@ -18,6 +18,7 @@ from typing import Any
 from tuneloop.artifacts import read_jsonl
 from tuneloop.errors import UserError
 from tuneloop.tasks.contract import Record
+from tuneloop.tasks.plain_reward import relative
 from tuneloop.toolcalls.contract import Tool, ToolCall
 from tuneloop.toolcalls.schema import parameters_of, problem_with
 
@@ -31,11 +32,11 @@ def read_records(path: Path, tools: Sequence[Tool]) -> dict[str, Record]:
     """The records of a file by id, in its order, every one with the fields of the first in the first's order.
     Raises UserError naming file and line for one that is not as the module says."""
     if not path.exists():
-        raise UserError(f"{path}: is not there; write one JSON object a line, each with an id")
+        raise UserError(f"{relative(path)}: is not there; write one JSON object a line, each with an id")
     records: dict[str, Record] = {}
     fields: tuple[str, ...] | None = None
     for number, row in enumerate(read_jsonl(path), 1):
-        where = f"{path}, line {number}"
+        where = f"{relative(path)}, line {number}"
         fields = _fields(row, where) if fields is None else fields
         record = checked_record(row, fields, tools, where)
         if record["id"] in records:

@@ -79,7 +79,7 @@ def raised(error: BaseException) -> str:
     text = " ".join(str(error).split())[:400]
     said = f"{type(error).__name__}: {text}" if text else type(error).__name__
     if isinstance(error, SyntaxError) and error.filename:
-        return f"{type(error).__name__}: {error.msg} ({_relative(error.filename)}:{error.lineno})"
+        return f"{type(error).__name__}: {error.msg} ({relative(error.filename)}:{error.lineno})"
     frames = traceback.extract_tb(error.__traceback__)
     # A library's own line says less than the line of the task that called it. Tasks are folders beside this file.
     here = Path(__file__).parent
@@ -87,12 +87,13 @@ def raised(error: BaseException) -> str:
     if not own:
         return said
     line = f": {own[-1].line}" if own[-1].line else ""
-    return f"{said} ({_relative(own[-1].filename)}:{own[-1].lineno}, in {own[-1].name}{line})"
+    return f"{said} ({relative(own[-1].filename)}:{own[-1].lineno}, in {own[-1].name}{line})"
 
 
-def _relative(filename: str) -> str:
+def relative(filename: Path | str) -> str:
+    """The path as seen from the working folder, if it lies in it."""
     path = Path(filename)
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else filename
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def _refusal(record: Record, reply: Reply, problem: str) -> UserError:

@@ -1,28 +1,34 @@
-"""The task's own rules on real records. Write down here what good and bad replies earn, before anything is trained."""
+"""The task's own rules on real records. Write down here what good and bad replies earn, before anything is trained.
+
+RECORD and the table below it are about the sample: put a record and replies of your task there.
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 
 from tuneloop.errors import UserError
 from tuneloop.tasks import load_task
 from tuneloop.tasks.split import split
-from tuneloop.toolcalls import load_dialect, read_reply
+from tuneloop.toolcalls import ToolCall, load_dialect, read_reply
 
 TASK = load_task("template")
 RECORDS = list(TASK.records.values())
+TOOL = TASK.tools[0]["function"]["name"]
 HERMES = load_dialect("hermes")
 
 
-def earned(record: dict, text: str) -> tuple[str, float]:
+def call(**arguments: Any) -> str:
+    """A reply that calls the tool."""
+    return HERMES.render(ToolCall(TOOL, arguments))
+
+
+def earned(record: dict[str, Any], text: str) -> tuple[str, float]:
     """Outcome and reward of the reply `text`, read as every reply is."""
     outcome = TASK.score_reply(record, read_reply(text, HERMES, TASK.tools, None), text)
     return outcome.name, outcome.reward
-
-
-def call(category: str, urgency: str) -> str:
-    arguments = f'{{"category": "{category}", "urgency": "{urgency}"}}'
-    return f'<tool_call>\n{{"name": "file_message", "arguments": {arguments}}}\n</tool_call>'
 
 
 RECORD = {
@@ -35,13 +41,14 @@ RECORD = {
 @pytest.mark.parametrize(
     ("text", "outcome", "reward"),
     [
-        (call("billing", "high"), "right", 1.0),
-        (call("billing", "low"), "category_only", 0.6),
-        (call("repair", "high"), "urgency_only", 0.2),
-        (call("repair", "low"), "wrong", 0.0),
-        (call("billing", "soon"), "bad_arguments", -1.0),
+        (call(category="billing", urgency="high"), "right", 1.0),
+        (call(category="billing", urgency="low"), "category_only", 0.6),
+        (call(category="repair", urgency="high"), "urgency_only", 0.2),
+        (call(category="repair", urgency="low"), "wrong", 0.0),
+        (call(category="billing", urgency="soon"), "bad_arguments", -1.0),
+        (call(category="billing"), "bad_arguments", -1.0),
         ("It is about billing.", "no_call", -1.0),
-        (call("billing", "high") * 2, "several_calls", -1.0),
+        (call(category="billing", urgency="high") * 2, "several_calls", -1.0),
     ],
 )
 def test_a_reply_earns_what_the_rules_say(text, outcome, reward):
@@ -50,13 +57,13 @@ def test_a_reply_earns_what_the_rules_say(text, outcome, reward):
 
 def test_the_answer_of_every_record_earns_the_highest_reward():
     for record in RECORDS:
-        assert earned(record, call(**record["answer"])) == ("right", 1.0)
+        if record.get("answer") is not None:
+            assert earned(record, call(**record["answer"]))[1] == 1.0, record["id"]
 
 
 def test_the_answer_is_not_in_what_the_policy_is_shown():
     for record in RECORDS:
-        other = record | {"answer": {"category": "other", "urgency": "other"}}
-        assert TASK.messages(record) == TASK.messages(other)
+        assert TASK.messages(record | {"answer": None}) == TASK.messages(record)
 
 
 def test_no_group_is_on_both_sides_of_the_split():
