@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from example_batch import BATCH, CLIP, LIMIT, TEMPERATURE, without
+from ranks_script import trainer_of
 from runs import Start, assert_two_and_two_steps_equal_four, steps
 from sequence_truth import gradients, relative_error, tiny_model, token_logprobs
 from transformers import PreTrainedModel
 
+from tuneloop.params import Params
 from tuneloop.policies.decoder import DenseDecoder
+from tuneloop.policies.policy import load_policy
 from tuneloop.training.batch import Group, logprobs_of, micro_batches
 from tuneloop.training.history import IMITATION_COLUMNS
 from tuneloop.training.objectives import objective_named
@@ -217,3 +220,17 @@ def test_a_run_continues_bit_for_bit(algorithm: str, start: Start, tmp_path: Pat
 def test_after_training_on_pairs_the_policy_prefers_the_chosen_replies(start: Start) -> None:
     rows = steps(start({"train.algorithm": "dpo", "train.steps": 12, "train.evaluate_every": 12}))
     assert rows[-1]["pair_accuracy"] > 0.6 and rows[-1]["loss"] < math.log(2)
+
+
+def test_with_adapters_the_reference_is_the_policy_without_them(
+    tiny_policy: Path, tiny_records: tuple[list, list], tiny_params: Callable[..., Params], used: list[list[Group]]
+) -> None:
+    changes = {"train.algorithm": "dpo", "train.updates_per_step": 1, "train.lora.rank": 3, "train.lr": 5e-3}
+    trainer = trainer_of(tiny_policy, tiny_records, tiny_params(changes))
+    assert trainer.base is None, "no second copy of the model"
+    rows = steps(trainer)
+    assert rows[0]["loss"] == pytest.approx(math.log(2), abs=1e-6)
+    assert abs(rows[-1]["log_ratio_chosen"]) > 0.01, "the policy has left the base policy"
+    last = used[-1]
+    expected = logprobs_of(DenseDecoder(load_policy(tiny_policy).model), last, 1.0, 512)
+    assert [g.base_logprobs for g in last] == [[pytest.approx(reply, abs=1e-5) for reply in g] for g in expected]

@@ -51,6 +51,7 @@ RUNS = {
         "train.checkpoint_layers": True,
         "train.steps": 2,
     },
+    "pairs": UNEVEN | {"train.algorithm": "dpo", "train.kl_coefficient": 0.0, "train.old_logprobs": "engine"},
     "continued": UNEVEN,
 }
 BY_LAYER = ("adapters", "continued")
@@ -96,13 +97,16 @@ def assert_close(one: Any, other: Any, share: float) -> None:
     assert (one - other).norm() <= share * one.norm().clamp_min(1e-12), (one, other)
 
 
-@pytest.mark.parametrize("name", ["plain", "adapters"])
+@pytest.mark.parametrize("name", ["plain", "adapters", "pairs"])
 def test_the_first_updates_gradient_and_loss_are_those_of_one_rank(name: str, found: Callable) -> None:
     one, two = found(name)
     assert len(one["gradient"]) == len(two["gradient"])
     for a, b in zip(one["gradient"], two["gradient"]):
         assert_close(a, b, EXACT)
-    for column in ("ratio_mean", "ratio_std", "clip_low", "entropy", "kl", "grad_norm", "weights_changed"):
+    columns = ("ratio_mean", "ratio_std", "clip_low", "entropy", "kl", "grad_norm", "weights_changed")
+    if name == "pairs":
+        columns = ("loss", "log_ratio_margin", "entropy", "grad_norm", "weights_changed")
+    for column in columns:
         rows = [run["tables"]["history"][0][column] for run in (one, two)]
         assert rows[1] == pytest.approx(rows[0], rel=1e-4, abs=1e-6), column
 
@@ -117,7 +121,7 @@ def test_the_replies_and_rewards_of_every_step_are_those_of_one_rank(name: str, 
     assert len(one["tables"]["replies"]) == len(one["tables"]["history"]) * 5 * 4
 
 
-@pytest.mark.parametrize("name", ["plain", "adapters", "continued"])
+@pytest.mark.parametrize("name", ["plain", "adapters", "pairs", "continued"])
 def test_a_run_ends_in_the_weights_of_one_rank_and_in_a_state_of_the_same_form(name: str, found: Callable) -> None:
     one, two = (run["end"] for run in found(name))
     assert one["model"].keys() == two["model"].keys()

@@ -80,8 +80,8 @@ IMITATION_COLUMNS = {
     "dpo": ("loss", "pair_accuracy", "log_ratio_margin", "log_ratio_chosen", "log_ratio_rejected"),
 }
 """`loss`: the objective's, a mean over the step's updates (nats a token under sft, a pair under dpo). Means over the
-step's pairs: whether the policy prefers the chosen reply more than the base policy does, and log πθ/πbase (nats) of
-the chosen and the rejected reply, and of the one less the other."""
+step's pairs: whether the policy prefers the chosen reply more than the base policy does (while the two are one policy,
+rounding decides), and log πθ/πbase (nats) of the chosen and the rejected reply, and of the one less the other."""
 
 
 def _imitation(logs: Sequence[UpdateLog], columns: Sequence[str]) -> dict[str, float | None]:
