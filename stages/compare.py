@@ -31,8 +31,8 @@ from tuneloop.report.pictures import task_pictures
 from tuneloop.report.summary import summary_text
 from tuneloop.report.surroundings import hardware, stage_seconds, versions
 from tuneloop.stage import stage
-from tuneloop.tasks import load_task
-from tuneloop.tasks.contract import Record, Task
+from tuneloop.tasks import load_episodes, load_task
+from tuneloop.tasks.contract import Episodes, Record, Task
 
 DATA = Path("data")
 PARAMS = Path("params.yaml")
@@ -40,12 +40,20 @@ GALLERY_SIZE = 24
 
 
 def compare_files(
-    data: Path, task_name: str, policy: str, params_text: str, *, resamples: int, confidence: float, seed: int
+    data: Path,
+    task_name: str,
+    policy: str,
+    params_text: str,
+    *,
+    resamples: int,
+    confidence: float,
+    seed: int,
+    episodes: Episodes | None = None,
 ) -> Comparison:
     """Compare what lies under `data` and write everything into `data/compare`.
 
-    `policy` and `params_text` are only quoted in the report. Raises UserError for a file that is
-    missing or broken, and for tables that do not belong together.
+    `policy` and `params_text` are only quoted in the report. `episodes`: what was trained on, where that was whole
+    episodes. Raises UserError for a file that is missing or broken, and for tables that do not belong together.
     """
     task, pictures = load_task(task_name), task_pictures(task_name)
     baseline = read_jsonl(data / "baseline" / "replies.jsonl")
@@ -68,7 +76,7 @@ def compare_files(
     write_json(out / "metrics.json", comparison.to_json())
     write_text(out / "summary.txt", summary_text(comparison))
     with house_style():
-        figures = _figures(data / "train", comparison, task, pictures.landmarks)
+        figures = _figures(data / "train", comparison, task, pictures.landmarks, episodes)
         for plot in figures:
             save_png(plot.figure, out / "plots" / f"{plot.name}.png")
         page = render_page(
@@ -95,6 +103,8 @@ def compare_files(
 def main() -> int:
     with stage("compare"):
         params = load_params(PARAMS)
+        task = params.task
+        episodes = load_episodes(load_task(task.name), task.mode, task.opponent, task.reward_at)
         comparison = compare_files(
             DATA,
             params.task.name,
@@ -103,6 +113,7 @@ def main() -> int:
             resamples=params.compare.bootstrap,
             confidence=params.compare.confidence,
             seed=params.seed,
+            episodes=episodes,
         )
         print(comparison.verdict.sentence)
     return 0
@@ -132,17 +143,22 @@ def _games(data: Path) -> dict[Side, list[Row]] | None:
     return tables
 
 
-def _figures(train: Path, comparison: Comparison, task: Task, landmarks: Mapping[str, float]) -> list[plots.Plot]:
+def _figures(
+    train: Path, comparison: Comparison, task: Task, landmarks: Mapping[str, float], episodes: Episodes | None
+) -> list[plots.Plot]:
     lines = {player: numbers["reward"] for player, numbers in comparison.reference.items()} | dict(landmarks)
     figures = [plots.before_after(comparison, lines)]
-    shares = [f"share_{outcome}" for outcome in task.outcomes]
+    trained = task if episodes is None else episodes
+    shares = [f"share_{outcome}" for outcome in trained.outcomes]
     history = read_columns(train / "history.csv", [*plots.HISTORY_COLUMNS, *shares])
     if history is not None:
         evaluations = read_columns(train / "evaluations.csv", plots.EVALUATION_COLUMNS)
+        if episodes is not None:  # their rewards are not those of single replies
+            evaluations, lines = None, {}
         sampled = plots.rolled_out(history)
         figures += [
             plots.reward(sampled, evaluations, lines),
-            plots.outcomes(sampled, task.outcomes, task.measures),
+            plots.outcomes(sampled, trained.outcomes, trained.measures),
             plots.lengths(sampled),
             plots.loss(history) if "loss" in history else plots.ratio(history),  # sft and dpo have no ratio
             *([plots.preferences(history)] if "pair_accuracy" in history else []),

@@ -30,6 +30,9 @@ class Section(BaseModel):
 
 class TaskParams(Section):
     name: str
+    mode: Literal["move", "game"]
+    opponent: str
+    reward_at: Literal["end", "turn"]
 
 
 class BoardsParams(Section):
@@ -84,6 +87,9 @@ class RolloutParams(Section):
     top_p: Annotated[float, Field(gt=0, le=1)]
     top_k: Annotated[int, Field(ge=0)]
     thinking: bool
+    agent: str | None
+    agent_timeout: Annotated[float, Field(gt=0)]
+    agent_turns: Positive
     vllm: VllmParams
 
 
@@ -190,6 +196,24 @@ class Params(Section):
     train: TrainParams
     compare: CompareParams
     machine: MachineParams
+
+    @model_validator(mode="after")
+    def _examples(self) -> Params:
+        if self.train.examples is not None and self.task.mode == "game":
+            raise ValueError(
+                f"train.examples={self.train.examples} with task.mode=game: an example is one reply to a record, and a "
+                "game has several; set train.examples to null, or task.mode to move"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _agent(self) -> Params:
+        if self.rollout.agent is not None and self.task.mode == "game":
+            raise ValueError(
+                f"rollout.agent={self.rollout.agent} with task.mode=game: a game's turns are the task's own, an agent's "
+                "are the agent's; set task.mode to move, or rollout.agent to null"
+            )
+        return self
 
     @model_validator(mode="after")
     def _old_logprobs(self) -> Params:
