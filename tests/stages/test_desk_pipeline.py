@@ -19,9 +19,10 @@ pytestmark = pytest.mark.slow
 STAGES = ("boards", "check_boards", "policy", "baseline", "train", "retest", "check_rewards", "compare")
 TINY_DESK = {
     "task.name": "desk",
-    "boards.count": 96,
+    "boards.count": 80,
     "policy.nano.vocabulary": 1024,
-    "policy.warm_start.updates": 60,
+    "policy.warm_start.updates": 30,
+    "evaluate.samples": 1,
     "rollout.max_new_tokens": 32,
     "train.steps": 2,
     "train.keep_replies_every": 1,
@@ -43,7 +44,7 @@ def ended(tmp_path_factory, write_params):
 def test_both_checks_pass_and_looked_at_every_table(ended):
     boards, rewards = (read_json(ended / "data" / "checks" / f"{name}.json") for name in ("boards", "rewards"))
     assert (boards["success"], rewards["success"]) == (True, True)
-    assert boards["rows"]["boards"] == 96
+    assert boards["rows"]["boards"] == 80
     assert rewards["rows"].keys() >= {"baseline", "rerun", "retest", "train", "retest against baseline"}
     assert rewards["rows"]["train"] == 2 * 4 * 4  # steps × boards_per_step × group_size
 

@@ -10,6 +10,7 @@ import pytest
 from tuneloop.tasks import load_task
 from tuneloop.tasks.contract import Outcome
 from tuneloop.tasks.desk import facts_of
+from tuneloop.tasks.desk.pictures import picture
 from tuneloop.tasks.desk.rules import case, due
 from tuneloop.tasks.desk.tickets import Facts
 from tuneloop.toolcalls import Fault, ToolCall
@@ -138,3 +139,17 @@ def test_reading_words_alone_is_wrong_wherever_a_number_decides_and_best_possibl
     late_or_over = sum(TASK.stratum(record) in by_number for record in RECORDS) / len(RECORDS)
     assert table["words, not numbers"]["right"] == pytest.approx(1 - late_or_over)
     assert table["best possible"] == {"reward": 1.0, "right_tool": 1.0, "right": 1.0}
+
+
+def test_a_picture_shows_ticket_and_call_as_text_and_the_call_that_is_due_where_it_is_another():
+    record = TASK.parse(REFUND)
+    right = {
+        "call": '{"name":"issue_refund","arguments":{"order":482,"amount":45,"reason":"damaged"}}',
+        "outcome": "right",
+    }
+    other = {"call": '{"name":"<b>","arguments":{"order":"<i>"}}', "outcome": "other_tool"}
+    assert "issue_refund 482, 45, damaged</code>" in picture(record, right) and "due:" not in picture(record, right)
+    assert "&lt;b&gt; &lt;i&gt;" in picture(record, other) and "due: <code>issue_refund 482" in picture(record, other)
+    assert all(
+        "no valid call" in picture(record, {"call": call, "outcome": "no_call"}) for call in (None, "[]", "{}", "x")
+    )

@@ -28,7 +28,8 @@ def picture(record: Record, row: Mapping[str, Any]) -> str:
     if facts is not None and row["outcome"] != "right":
         call = due(facts)
         lines.append(f"due: <code>{escape(call_line(call.name, call.arguments))}</code>")
-    return "".join(f'<p style="margin:.3rem 0;max-width:22rem">{line}</p>' for line in lines)
+    style = "margin:.3rem 0;font-size:.85rem;line-height:1.35;text-align:left;overflow-wrap:anywhere"
+    return "".join(f'<p style="{style}">{line}</p>' for line in lines)
 
 
 def call_line(name: str, arguments: Mapping[str, Any]) -> str:
@@ -42,5 +43,5 @@ def _made(row: Mapping[str, Any]) -> str:
         text = call_line(call["name"], call["arguments"])
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
         text = "no valid call"
-    style = "background:var(--outcome,#888);color:var(--on-outcome,#000);padding:.1rem .3rem;overflow-wrap:anywhere"
+    style = "background:var(--outcome,#888);color:var(--on-outcome,#000);padding:.1rem .3rem"
     return f'<code style="{style}">{escape(text)}</code>'
