@@ -3,13 +3,15 @@
     python -m bench.gspo_step --shape nano --steps 3
     python -m bench.gspo_step --shape smollm2-135m --steps 1 --rounds 1 --warm-up small
     python -m bench.gspo_step --shape smollm2-135m --device cuda --boards 64 --replies 16
+    python -m bench.gspo_step --shape smollm2-135m --device cuda --boards 64 --replies 16 --peers trl_vllm areno
 
 Both sides start from the same folder of random weights, train on the same 8 boards × 8 replies of exactly
 32 tokens, pay the same reward and take two optimizer steps a rollout batch, in float32 on the CPU (on a GPU: in
 bfloat16 over float32 weights), offline.
 They run in turns (TRL, tuneloop, TRL, tuneloop, …), each time in a process of its own, so that peak memory
 is its own and a machine that slows down slows both. What differs between the sides stands in
-bench/step_tuneloop.py and bench/step_trl.py.
+bench/step_tuneloop.py and in those of the peers: bench/step_trl.py, step_trl_vllm.py, step_areno.py (the last two
+on a GPU only).
 """
 
 from __future__ import annotations
@@ -31,8 +33,15 @@ from tuneloop.errors import UserError
 
 UPDATES = 2
 PRECISIONS = {"cpu": "CPU, float32", "cuda": "GPU, bfloat16 over float32 weights"}
-SIDES: Mapping[str, Callable[..., Operations]] = {"trl": repeated_prompts, "tuneloop": shared_prompts}
+OURS = "tuneloop"
+SIDES: Mapping[str, Callable[..., Operations]] = {
+    "trl": repeated_prompts,
+    "trl_vllm": repeated_prompts,
+    "areno": repeated_prompts,
+    OURS: shared_prompts,
+}
 """In the order in which they run, with the arithmetic that each does."""
+PACKAGES = {"trl": ("trl",), "trl_vllm": ("trl", "vllm"), "areno": ("areno",)}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -51,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     try:
         workload.require_sense()
-        found = measured(workload, [options.only] if options.only else list(SIDES), options.rounds)
+        found = measured(workload, [options.only] if options.only else [*options.peers, OURS], options.rounds)
     except UserError as error:
         print(f"gspo_step: {error}", file=sys.stderr)
         return 2
@@ -77,6 +86,7 @@ def parser() -> argparse.ArgumentParser:
         default="full",
         help="before the measured steps: a whole step, or one of 2 boards, 2 replies, 4 tokens (default %(default)s)",
     )
+    made.add_argument("--peers", choices=tuple(PACKAGES), nargs="+", default=["trl"], help="default: trl")
     made.add_argument("--only", choices=tuple(SIDES), help="run one side alone")
     made.add_argument("--json", type=Path, help="also write every number to this file")
     return made
@@ -84,8 +94,11 @@ def parser() -> argparse.ArgumentParser:
 
 def measured(workload: Workload, sides: Sequence[str], rounds: int) -> dict[str, Any]:
     """Every number of the benchmark; medians over all measured steps, peaks over all processes."""
-    if "trl" in sides and importlib.util.find_spec("trl") is None:
-        raise UserError("TRL is not installed: pip install -e '.[dev]', or run --only tuneloop")
+    for side in sides:
+        missing = [name for name in PACKAGES.get(side, ()) if importlib.util.find_spec(name) is None]
+        if missing:
+            hint = "pip install -e '.[dev]'" if missing == ["trl"] else "see bench/step_" + side + ".py"
+            raise UserError(f"{' and '.join(missing)} is not installed: {hint}, or run --only tuneloop")
     with tempfile.TemporaryDirectory(prefix="gspo-step-") as name:
         folder = Path(name)
         policy = make_policy(workload, folder)
@@ -146,7 +159,8 @@ ROWS = (
 
 
 def table(found: Mapping[str, Any]) -> list[str]:
-    """The lines of the printed table; the last column says how many times tuneloop's number TRL's is."""
+    """The lines of the printed table; of two sides the last column says how many times the other's number the first's
+    is."""
     workload, policy, summary = found["workload"], found["policy"], found["summary"]
     sides = list(summary)
     lengths = policy["prompt_tokens"]
@@ -164,7 +178,8 @@ def table(found: Mapping[str, Any]) -> list[str]:
     for label, key, form in ROWS:
         line = f"{label:20}" + "".join(f"{form.format(summary[side][key]):>14}" for side in sides)
         if both:
-            line += f"{summary['trl'][key] / summary['tuneloop'][key]:>9.2f}×"
+            first, other = (summary[side][key] for side in sides)
+            line += f"{first / other:>9.2f}×" if other else f"{'':>10}"
         lines.append(line)
     return lines
 

@@ -1,12 +1,13 @@
 """The peer's side of the benchmark: TRL's `GRPOTrainer` set to GSPO.
 
-    python -m bench.step_trl FOLDER RESULT      (started by bench.gspo_step)
+    python -m bench.step_trl FOLDER RESULT      (started by bench.gspo_step; bench.step_trl_vllm is the same with vLLM)
 
 Set as TRL's own paper index gives for GSPO (sequence-level ratios, loss "grpo", no KL), with one rollout
 batch shared by `updates` optimizer steps. Its defaults are kept but for what the comparison fixes
 (float32 instead of bfloat16, lengths, learning rate) and gradient checkpointing, which is off: it would
 only make TRL slower here, and memory is not short. Replies have exactly `new_tokens` tokens through
-`min_new_tokens`. Rollout is the time inside `model.generate`, train is all the rest of a step.
+`min_new_tokens`. Rollout is the time inside `model.generate`, train is all the rest of a step. With vLLM (in the
+same process, 0.3 of the GPU's memory) rollout is vLLM's generation and the handing over of weights before it.
 """
 
 from __future__ import annotations
@@ -31,17 +32,20 @@ from bench.workload import ROOT, Workload, load_workload
 from tuneloop.artifacts import read_json, write_json
 from tuneloop.params import load_params
 
+VLLM_LENGTH = 1024
+"""Tokens of a prompt and its reply, at most: room for keys and values."""
 
-def main() -> int:
+
+def main(vllm: bool = False) -> int:
     folder, result = map(Path, sys.argv[1:])
     workload = load_workload(folder)
     torch.set_num_threads(workload.threads)
     small = workload.warm_up == "small"
     if small:
-        trainer_over(replace(workload, boards=2, replies=2, new_tokens=4, steps=1), folder)[0].train()
+        trainer_over(replace(workload, boards=2, replies=2, new_tokens=4, steps=1), folder, vllm)[0].train()
         gc.collect()  # else its optimizer would count as memory of the measured one
     counted = workload.steps
-    trainer, clock = trainer_over(replace(workload, steps=counted if small else counted + 1), folder)
+    trainer, clock = trainer_over(replace(workload, steps=counted if small else counted + 1), folder, vllm)
     start = peak_mib(workload.device)
     trainer.train()
     write_json(
@@ -76,21 +80,22 @@ class Clock(TrainerCallback):
             whole = time.perf_counter() - self.begun
             self.steps.append({"rollout": self.generating, "train": whole - self.generating})
 
-    def time_generate(self, model: torch.nn.Module) -> None:
-        generate = model.generate
+    def time(self, owner: Any, name: str) -> None:
+        """Count the time inside the method `name` of `owner` as rollout."""
+        method = getattr(owner, name)
 
         def timed(*arguments: Any, **options: Any) -> Any:
             started = time.perf_counter()
             try:
-                return generate(*arguments, **options)
+                return method(*arguments, **options)
             finally:
                 settle()
                 self.generating += time.perf_counter() - started
 
-        model.generate = timed
+        setattr(owner, name, timed)
 
 
-def trainer_over(workload: Workload, folder: Path) -> tuple[GRPOTrainer, Clock]:
+def trainer_over(workload: Workload, folder: Path, vllm: bool = False) -> tuple[GRPOTrainer, Clock]:
     """A trainer that takes `workload.steps` steps over the first `workload.boards` boards, and its clock."""
     train = load_params(ROOT / "params.yaml").train
 
@@ -113,7 +118,11 @@ def trainer_over(workload: Workload, folder: Path) -> tuple[GRPOTrainer, Clock]:
         max_completion_length=workload.new_tokens,
         max_steps=workload.steps * workload.updates,
         temperature=1.0,
-        generation_kwargs={"min_new_tokens": workload.new_tokens},
+        # Ids above the tokenizer's have no text.
+        generation_kwargs={"ignore_eos": True, "detokenize": False}
+        if vllm
+        else {"min_new_tokens": workload.new_tokens},
+        **({"use_vllm": True, "vllm_mode": "colocate", "vllm_max_model_length": VLLM_LENGTH} if vllm else {}),
         learning_rate=1e-5,
         lr_scheduler_type="constant",
         adam_beta2=0.99,
@@ -129,7 +138,6 @@ def trainer_over(workload: Workload, folder: Path) -> tuple[GRPOTrainer, Clock]:
     )
     model = AutoModelForCausalLM.from_pretrained(folder / "policy", local_files_only=True, dtype=torch.float32)
     clock = Clock(workload.updates)
-    clock.time_generate(model)
     prompts = read_json(folder / "prompts.json")[: workload.boards]
     trainer = GRPOTrainer(
         model=model,
@@ -139,6 +147,11 @@ def trainer_over(workload: Workload, folder: Path) -> tuple[GRPOTrainer, Clock]:
         processing_class=AutoTokenizer.from_pretrained(folder / "policy", local_files_only=True),
         callbacks=[clock],
     )
+    if vllm:
+        clock.time(trainer.vllm_generation, "sync_weights")
+        clock.time(trainer.vllm_generation, "generate")
+    else:
+        clock.time(model, "generate")
     return trainer, clock
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import copy
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -182,7 +182,7 @@ def start(policy: Policy, params: VllmParams, device: str) -> Any:
     config = copy.deepcopy(policy.model.config)
     config.architectures = [type(policy.model).__name__]
     set_threads = torch.set_num_threads
-    with tempfile.TemporaryDirectory(prefix="tuneloop-vllm-") as folder:
+    with tempfile.TemporaryDirectory(prefix="tuneloop-vllm-") as folder, _any_algorithm():
         config.save_pretrained(folder)
         policy.tokenizer.save_pretrained(folder)
         try:
@@ -202,6 +202,18 @@ def start(policy: Policy, params: VllmParams, device: str) -> Any:
             raise UserError(f"rollout.engine=vllm: vLLM does not start: {' '.join(str(error).split())[:400]}") from None
         finally:
             torch.set_num_threads = set_threads  # vLLM puts a function that does nothing in its place
+
+
+@contextmanager
+def _any_algorithm() -> Iterator[None]:
+    """While vLLM compiles: torch's inductor times kernels then, which it refuses where repeatable algorithms are asked
+    for."""
+    before, warn = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(False)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=warn)
 
 
 def _memory(params: VllmParams, device: str) -> dict[str, Any]:

@@ -131,9 +131,9 @@ def _is_plain(model: torch.nn.Module) -> bool:
 
 
 def _without_tied(weights: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Each memory once, under its first name."""
+    """Each memory once, under its first name that is not the output head's: vLLM's models leave a tied head out."""
     seen = set()
-    for name, value in weights.items():
+    for name, value in sorted(weights.items(), key=lambda item: item[0].endswith("lm_head.weight")):
         key = (value.data_ptr(), value.shape)
         if key not in seen:
             seen.add(key)

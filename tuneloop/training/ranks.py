@@ -1,10 +1,12 @@
 """Several processes that train one policy together, one a GPU: `Ranks`.
 
-The model's parameters, their gradients and the optimizer's numbers are spread over the ranks with FSDP2
-(`torch.distributed.fsdp.fully_shard`; float32, whatever the forward pass computes in). Whole copies exist where they
-are needed: during a rollout, and while a large model's layer or a small model computes.
 Every rank rolls out its share of a step's records and computes its share of every update's replies; what came out
 is told to all, so that all of them decide the same. With one rank nothing here does anything.
+
+A small model is whole on every rank: the ranks add up their gradients once an update, and all take the same optimizer
+step. Of a large one the parameters, their gradients and the optimizer's numbers are spread over the ranks with FSDP2
+(`torch.distributed.fsdp.fully_shard`; float32, whatever the forward pass computes in); whole copies exist where they
+are needed: during a rollout, and of a layer while it computes.
 """
 
 from __future__ import annotations
@@ -32,8 +34,8 @@ from tuneloop.training.launch import LOST
 T = TypeVar("T")
 
 LARGE = 1_000_000_000
-"""Parameters from which on every decoder layer is made whole by itself. Below, waiting for each of many small
-messages costs more time than it saves memory."""
+"""Parameters from which on a model is spread. Below, spreading it costs more time than it saves memory: 16 bytes a
+parameter."""
 PATIENCE = timedelta(minutes=30)
 """How long a rank waits for the others: a first rollout with a large engine takes minutes."""
 
@@ -113,12 +115,13 @@ GROUPS = "spread_groups"
 """Attribute of a model that is spread: its modules whose parameters are made whole together."""
 
 
-def spread(model: torch.nn.Module, ranks: Ranks) -> None:
-    """Spread the parameters of `model`, equal on all ranks, over them. From here on it computes through
-    `tuneloop.policies.within.within`, and its parameters are parts, but inside `whole`. Raises UserError for a model
-    that cannot be spread."""
-    if ranks.alone:
-        return
+def spread(model: torch.nn.Module, ranks: Ranks) -> Ranks:
+    """Spread the parameters of a large `model`, equal on all ranks, over them. From here on it computes through
+    `tuneloop.policies.within.within`, and its parameters are parts, but inside `whole`. A small one stays as it is.
+    Returns the ranks over which it is spread now: `ALONE` for a small one. Raises UserError for a model that cannot
+    be spread."""
+    if ranks.alone or sum(p.numel() for p in model.parameters()) < LARGE:
+        return ALONE
     # A run on one rank does without what takes a second to import.
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
@@ -131,8 +134,7 @@ def spread(model: torch.nn.Module, ranks: Ranks) -> None:
     mesh = init_device_mesh(next(model.parameters()).device.type, (ranks.size,))
     # Gradients are summed, not averaged: losses are divided by what all ranks use together.
     policy = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
-    large = sum(p.numel() for p in model.parameters()) >= LARGE
-    groups = [*(model.base_model.layers if large else ()), model]
+    groups = [*model.base_model.layers, model]
     object.__setattr__(model, GROUPS, groups)  # not as a submodule: it holds the model itself
     for module in groups:
         fully_shard(module, mesh=mesh, mp_policy=policy)
@@ -141,6 +143,7 @@ def spread(model: torch.nn.Module, ranks: Ranks) -> None:
         module.within, module.is_whole = _call, False
         register_fsdp_forward_method(module, "within")
         module.within = _unless_whole(module, module.within)
+    return ranks
 
 
 def _call(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -157,7 +160,7 @@ def _unless_whole(module: torch.nn.Module, hooked: Callable[..., Any]) -> Callab
 @contextmanager
 def whole(model: torch.nn.Module) -> Iterator[None]:
     """Inside, every rank holds all parameters of a model that is spread, and computing with it waits for no other
-    rank. For forward passes only. Those of a small model stay whole until they are trained again."""
+    rank. For forward passes only."""
     groups = getattr(model, GROUPS, ())
     for module in groups:
         module.unshard()  # nothing where it is whole already
@@ -167,8 +170,7 @@ def whole(model: torch.nn.Module) -> Iterator[None]:
     finally:
         for module in groups:
             module.is_whole = False
-            if len(groups) > 1:
-                module.reshard()
+            module.reshard()
 
 
 def share_asking(asker: Asker, ranks: Ranks) -> None:
@@ -201,6 +203,18 @@ def trained_parts(parameters: Sequence[Tensor]) -> list[Tensor]:
     return [local(p).requires_grad_() if _is_spread(p) else p for p in parameters]
 
 
+def sum_gradients(parameters: Sequence[Tensor], ranks: Ranks) -> None:
+    """Make the gradients of parameters that every rank has whole the sums of all ranks'. Those of spread ones are
+    sums already."""
+    mine = [p for p in parameters if p.grad is not None and not _is_spread(p)]
+    if ranks.alone or not mine:
+        return
+    sums = torch.cat([p.grad.flatten() for p in mine])  # one message for all of them
+    dist.all_reduce(sums)
+    for parameter, part in zip(mine, sums.split([p.numel() for p in mine])):
+        parameter.grad = part.view_as(parameter)
+
+
 def hand_over_gradients(parameters: Sequence[Tensor], parts: Sequence[Tensor]) -> None:
     """Move the parameters' gradients to their `trained_parts`."""
     for parameter, part in zip(parameters, parts):
@@ -209,7 +223,8 @@ def hand_over_gradients(parameters: Sequence[Tensor], parts: Sequence[Tensor]) -
 
 
 def clip_gradients(parts: Sequence[Tensor], most: float, ranks: Ranks) -> float:
-    """Scale the gradients down to a norm of at most `most`, over all ranks; the norm that they had."""
+    """Scale the gradients down to a norm of at most `most`, over all ranks that have `parts` of them; the norm that
+    they had."""
     if ranks.alone:
         return torch.nn.utils.clip_grad_norm_(parts, most).item()
     squared = torch.nn.utils.get_total_norm([p.grad for p in parts if p.grad is not None]) ** 2

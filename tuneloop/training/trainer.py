@@ -100,7 +100,7 @@ class Trainer:
         self.base = None
         if (params.kl_coefficient or params.algorithm == "dpo") and not has_adapters(self.model):
             self.base = load_decoder(copy.deepcopy(self.model).requires_grad_(False), COMPUTE[params.dtype])
-        spread(self.model, ranks)
+        self.spread = spread(self.model, ranks)
         share_asking(asker, ranks)
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.parts = trained_parts(self.parameters)
@@ -185,7 +185,7 @@ class Trainer:
             sum(not any(advantage) for advantage in advantages),
             logs,
             lr,
-            changed_share(before, self.parts, self.ranks),
+            changed_share(before, self.parts, self.spread),
             mask,
             self.params.algorithm,
         )
@@ -281,7 +281,7 @@ class Trainer:
                     self._require_agreement(log)
                 try:
                     hand_over_gradients(self.parameters, self.parts)
-                    apply(self.parts, self.optimizer, self.params.max_grad_norm, log, self.ranks)
+                    apply(self.parts, self.optimizer, self.params.max_grad_norm, log, self.spread)
                 except FloatingPointError:
                     raise UserError(
                         f"train: the gradient of step {self.step + 1} is not finite; lower train.lr ({self.params.lr})"
@@ -337,6 +337,7 @@ def _of_each(
 
 def changed_share(before: Sequence[torch.Tensor], after: Sequence[torch.Tensor], ranks: Ranks = ALONE) -> float:
     """Share of stored weights whose value differs, of those on all ranks."""
-    mine = sum(int((a != b).sum()) for a, b in zip(before, after)), sum(b.numel() for b in before)
+    # Added up where they are: asked for one by one, each number would wait for the device.
+    mine = int(sum((a != b).sum() for a, b in zip(before, after))), sum(b.numel() for b in before)
     changed, stored = map(sum, zip(*ranks.gather(mine)))
     return changed / stored

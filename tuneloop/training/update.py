@@ -15,7 +15,7 @@ from tuneloop.policies.decoder import DenseDecoder
 from tuneloop.policies.lanes import TRAINED, add_gradients, lanes, split
 from tuneloop.training.batch import Group, micro_batches, score
 from tuneloop.training.objectives import Clip, Counts, Objective, Replies, Unit
-from tuneloop.training.ranks import ALONE, Ranks, clip_gradients
+from tuneloop.training.ranks import ALONE, Ranks, clip_gradients, sum_gradients
 
 
 @dataclass
@@ -70,6 +70,7 @@ def accumulate(
         jobs = [partial(_shared_losses, decoder, groups, micro_batch_replies, weigh, ranks)]
     parameters = [p for p in decoder.model.parameters() if p.requires_grad]
     logs = [log for found in ranks.gather(add_gradients(parameters, jobs)) for log in found if log is not None]
+    sum_gradients(parameters, ranks)
     ratio, low, high, entropy, gaps, largest, kls, at_cap, losses, pairs = zip(*logs)
     return UpdateLog(
         torch.cat(ratio),
