@@ -68,6 +68,12 @@ async def misbehaves(client: AsyncOpenAI, record: dict, task: Any) -> None:
         await ask(client, task.messages(record), task)
 
 
+async def dawdles(client: AsyncOpenAI, record: dict, task: Any) -> None:
+    if record["id"] == "record-0":
+        time.sleep(1.3)
+    await ask(client, task.messages(record), task)
+
+
 async def always_raises(client: AsyncOpenAI, record: dict, task: Any) -> None:
     raise KeyError("nothing works")
 

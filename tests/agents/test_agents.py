@@ -179,6 +179,12 @@ def test_agents_that_raise_hang_flood_block_or_say_nothing_lose_their_own_episod
     assert flat(asker.ask(taken[5:], [[4]], SAMPLING))[0].fault is None
 
 
+def test_an_agent_that_blocks_for_less_than_the_timeout_takes_nobody_elses_time(asking: Asking, records: list) -> None:
+    taken = [{**records[i], "id": f"record-{i}"} for i in range(3)]
+    found = asking(f"{OF_TESTS}:dawdles", {"rollout.agent_timeout": 1.0}).ask(taken, seeds_of(taken, 1), SAMPLING)
+    assert [answer.fault for answer in flat(found)] == [None] * 3
+
+
 def test_an_evaluation_counts_failed_episodes_as_empty_replies_and_says_how_many(asking: Asking, records: list) -> None:
     asker = asking(f"{OF_TESTS}:misbehaves")
     taken = [{**records[i], "id": f"record-{i % 2 * 5}"} for i in range(4)]  # every other one raises

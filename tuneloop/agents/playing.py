@@ -9,6 +9,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ class Playground:
         self.url, self.agent, self.task, self.timeout, self.leave = url, agent, task, timeout, leave
         self.returned: dict[str, Any] = {}
         self._beat = time.monotonic()
+        self._stalled = 0.0  # seconds in which no episode could go on: nobody's own
         self._client: AsyncOpenAI | None = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._work, name="agents", daemon=True)
@@ -73,8 +75,11 @@ class Playground:
 
     async def _heart(self) -> None:
         while True:
-            self._beat = time.monotonic()
             await asyncio.sleep(LOOK / 5)
+            now = time.monotonic()
+            if now - self._beat > LOOK:
+                self._stalled += now - self._beat
+            self._beat = now
 
     async def _end(self) -> None:
         rest = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
@@ -87,10 +92,10 @@ class Playground:
         self._loop.stop()
 
     async def _play(self, door: Door) -> None:
-        task = asyncio.ensure_future(self._run(door))
+        task, before = asyncio.ensure_future(self._run(door)), self._stalled
         try:
             while not task.done() and door.fault is None:
-                left = self.timeout - door.own_seconds()
+                left = self.timeout - door.own_seconds() + self._stalled - before
                 if left <= 0:
                     door.end("timed_out", f"took more than rollout.agent_timeout={self.timeout:g} s without the policy")
                     break
@@ -113,7 +118,8 @@ class Playground:
             # wait, says so itself.
             self._client = AsyncOpenAI(base_url=self.url, api_key="none", max_retries=0, timeout=DAY)
         try:
-            return await self.agent(self._client.with_options(api_key=door.key), dict(door.record), self.task)
+            # A copy: what an agent does to its record must not reach the next episode.
+            return await self.agent(self._client.with_options(api_key=door.key), deepcopy(door.record), self.task)
         except (SystemExit, KeyboardInterrupt) as error:  # which asyncio would let end the thread
             raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
