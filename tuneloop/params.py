@@ -107,6 +107,7 @@ class TrainParams(Section):
     algorithm: Literal["gspo", "gspo_token", "grpo", "dr_grpo", "dapo", "sft", "dpo"]
     examples: str | None
     dpo_beta: Annotated[float, Field(gt=0)]
+    sft_least_reward: float | None
     steps: Positive
     boards_per_step: Positive
     group_size: Annotated[int, Field(ge=2)]

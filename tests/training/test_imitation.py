@@ -56,6 +56,12 @@ def test_a_group_of_equal_rewards_is_left_out_and_the_others_keep_their_order() 
     assert [g.replies for g in select("dpo", groups, rewards)] == [[B, A], [A, C]]
 
 
+def test_a_best_reply_that_earned_too_little_is_not_imitated() -> None:
+    groups, rewards = [group(A, B), group(B, C)], [[0.0, -1.0], [0.8, 0.0]]
+    assert [g.replies for g in select("sft", groups, rewards, least=0.8)] == [[B]]
+    assert len(select("dpo", groups, rewards, least=0.8)) == 2, "a pair needs no good reply, only a better one"
+
+
 def test_a_reply_that_is_masked_out_is_neither_chosen_nor_rejected() -> None:
     masked = group(A, [], C)  # as `Group.of` leaves out a reply that the limit cut
     assert [g.replies for g in select("sft", [masked], [[0.0, 1.0, 0.8]])] == [[C]]

@@ -173,7 +173,7 @@ class Trainer:
         if self.examples:
             used = passes(self.examples, self.step * count, count, self.seed)
         else:
-            used = select(self.params.algorithm, groups, rewards)[:count]
+            used = select(self.params.algorithm, groups, rewards, self.params.sft_least_reward)[:count]
         before = [p.detach().clone() for p in self.parts]
         lr = self._learning_rate()
         logs = self._update(self._with_logprobs(used), lr)
