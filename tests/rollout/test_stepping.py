@@ -86,7 +86,7 @@ def test_replies_are_those_of_whole_batches(family: str, dtype: torch.dtype, gap
 
 
 @pytest.mark.parametrize("at_once", [1, 24])
-@pytest.mark.parametrize("prompt_tokens", [7, 512])
+@pytest.mark.parametrize("prompt_tokens", [7, 256])
 def test_neither_company_nor_the_pieces_of_a_prompt_change_a_reply(
     model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch, at_once: int, prompt_tokens: int
 ) -> None:
@@ -115,6 +115,25 @@ def test_cancelled_requests_leave_and_the_others_go_on_as_if_they_had_never_been
         (group,) = expected.generate([asked[i][0]], [asked[i][1]], asked[i][2])
         assert replies[tickets[i]] == [reply.ids for reply in group]
     assert engine.step() == []
+
+
+def test_a_long_prompt_neither_stops_those_that_write_nor_is_passed_over_for_new_ones(
+    model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stepping, "PROMPT_TOKENS", 20)
+    engine = TorchEngine(model, []).stepping()
+    writing = engine.admit([1, 2], [0], Sampling(60))
+    engine.step()
+    long = engine.admit([draw.randrange(VOCABULARY) for _ in range(100)], [0], Sampling(60))
+    heard = []
+    for i in range(12):
+        # As many new tokens as a step takes, every time.
+        engine.admit([i] * 20, [0], Sampling(1))
+        heard.append({one.ticket for one in engine.step()})
+    assert all(writing in tickets for tickets in heard)
+    # 100 tokens at 20 a step: its first reply token comes with the fifth, and with the first of the others the next.
+    assert [long in tickets for tickets in heard] == 4 * [False] + 8 * [True]
+    assert [len(tickets) for tickets in heard] == 4 * [1] + [2] + 7 * [3]
 
 
 def test_what_finishes_frees_its_places(model: PreTrainedModel) -> None:

@@ -10,6 +10,7 @@ Shape suffixes as in `tuneloop.rollout.shelf`; T tokens of a step · R query hea
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -27,7 +28,7 @@ from tuneloop.rollout.step_pass import Pass
 
 PLACES = 256
 """Replies in flight at once."""
-PROMPT_TOKENS = 512
+PROMPT_TOKENS = 256
 """Prompt tokens of a step, at most: replies in flight wait for no more than that."""
 NARROWEST = 128
 """Tokens of the narrowest shelf; each next one is twice as wide. One long conversation makes no other row wider."""
@@ -140,9 +141,10 @@ class TorchStepping:
         return self.shelves[width]
 
     def _passes(self) -> list[Pass]:
-        """What this step computes, shelf by shelf. Prompts in the order in which they came to their shelf."""
+        """What this step computes, shelf by shelf: that of the oldest waiting prompt first, so that none is passed over
+        for ever."""
         budget, passes = PROMPT_TOKENS, []
-        for shelf in self.shelves.values():
+        for shelf in sorted(self.shelves.values(), key=_oldest):
             pieces = []
             for row in shelf.reading:
                 piece = min(len(row.prompt) - row.held, budget)
@@ -222,6 +224,10 @@ class TorchStepping:
         row.token, row.drawn = token, row.drawn + 1
         reason: FinishReason | None = "length" if row.drawn == row.limit else None
         return Drawn(row.ticket, row.index, token, logp, "stop" if token in self.ends else reason)
+
+
+def _oldest(shelf: Shelf) -> float:
+    return shelf.reading[0].ticket if shelf.reading else math.inf
 
 
 def _uniforms(seed: int, length: int) -> list[float]:
