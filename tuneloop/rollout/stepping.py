@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tuneloop.policies.decoder import DenseDecoder, Fused
+from tuneloop.policies.lanes import WIDEST, share
 from tuneloop.rollout.contract import Drawn, FinishReason, Sampling
 from tuneloop.rollout.prefixes import Prefixes
 from tuneloop.rollout.sampling import next_tokens
@@ -48,6 +49,7 @@ class TorchStepping:
         self.decoder, self.ends, self.places = decoder, frozenset(end_ids), places
         self.version, self._begun = version, version()
         self.layers = len(decoder.model.model.layers)
+        self.small = decoder.model.config.hidden_size <= WIDEST and decoder.device.type == "cpu"
         self.prefixes = Prefixes(PREFIX_TOKENS)
         self.shelves: dict[int, Shelf] = {}
         self.weights: list[Fused] = []
@@ -104,8 +106,13 @@ class TorchStepping:
         self.shelves.clear()
         self._others.clear()
 
-    @torch.inference_mode()
     def step(self) -> list[Drawn]:
+        # Products this small take less time than waking a thread, and clients want the other cores.
+        (drawn,) = share([self._stepped], threads=1 if self.small else torch.get_num_threads())
+        return drawn
+
+    @torch.inference_mode()
+    def _stepped(self) -> list[Drawn]:
         passes = self._passes()
         if not passes:
             return []
