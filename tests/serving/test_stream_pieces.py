@@ -37,9 +37,12 @@ MARKS = [
     "STOP",
     "END",
 ]
+SPLIT = st.sampled_from(MARKS + CALLS).flatmap(lambda text: st.integers(1, len(text)).map(lambda n: (text, n)))
 PIECES = st.one_of(
     st.sampled_from(MARKS),
-    st.sampled_from(MARKS + CALLS).flatmap(lambda text: st.integers(0, len(text)).map(lambda n: text[:n])),
+    # In two pieces a marker is no token of its own, and its beginning comes alone.
+    SPLIT.map(lambda cut: (cut[0][: cut[1]], cut[0][cut[1] :])),
+    SPLIT.map(lambda cut: cut[0][: cut[1]]),
     st.sampled_from(CALLS),
     st.sampled_from([" ", "\n", "\u00a0", "word", "🙂", "é", "\ufffd"]),
     st.text(max_size=3),
@@ -75,7 +78,11 @@ def streamed(growing: GrowingChoice, reply: Reply, at_once: int) -> tuple[dict[s
     return message, last
 
 
-def tokens(policy: Policy, text: str) -> list[int]:
+def tokens(policy: Policy, text: str | int | tuple[str, str]) -> list[int]:
+    if isinstance(text, int):
+        return [text]
+    if isinstance(text, tuple):
+        return [token for part in text for token in tokens(policy, part)]
     return policy.tokenizer(text, add_special_tokens=False).input_ids
 
 
@@ -96,7 +103,7 @@ def without_ids(calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def test_the_pieces_add_up_to_the_whole_message(
     policy: Policy,
     dialect: str,
-    pieces: list[str | int],
+    pieces: list[str | int | tuple[str, str]],
     reasoning: Any,
     stop: tuple,
     tools: bool,
@@ -105,13 +112,7 @@ def test_the_pieces_add_up_to_the_whole_message(
 ) -> None:
     policy = replace(policy, card=replace(policy.card, dialect=dialect, reasoning=reasoning))
     # A number is a token of nano's byte alphabet: most are no character by themselves.
-    ids = [
-        token
-        for piece in pieces
-        for token in (
-            [piece] if isinstance(piece, int) else policy.tokenizer(piece, add_special_tokens=False).input_ids
-        )
-    ]
+    ids = [token for piece in pieces for token in tokens(policy, piece)]
     ids = [*ids, policy.end_ids[0]] if end == "stop" or not ids else ids
     reply = Reply(ids, [-0.5] * len(ids), end)
     asked = request(stop, tools)
