@@ -156,7 +156,8 @@ def test_what_cannot_be_computed_is_refused_and_nothing_has_begun(model: PreTrai
 def tokens_of_a_prompt(engine: TorchStepping, prompt: list[int]) -> int:
     """How many tokens of it are computed."""
     ticket = engine.admit(prompt, [1], Sampling(1))
-    (one,) = engine._passes()
+    with torch.inference_mode():
+        (one,) = engine._passes()
     engine.step()
     engine.cancel(ticket)
     return len(one.ids)
@@ -171,6 +172,17 @@ def test_a_common_beginning_is_computed_twice_and_then_kept_until_the_weights_ch
     assert [tokens_of_a_prompt(steps, prompt) for prompt in prompts] == [42, 42, 10]
     engine.weights_changed()
     assert [tokens_of_a_prompt(steps, prompt) for prompt in prompts] == [42, 42, 10]
+
+
+def test_of_prompts_that_come_together_all_but_the_first_two_find_the_beginning_kept(
+    model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stepping, "PROMPT_TOKENS", 42)
+    engine = TorchEngine(model, ENDS).stepping()
+    for i in range(6):
+        engine.admit([*SHARED, i, i + 1], [0], Sampling(1))
+    # Two steps of one prompt each, then four prompts of 10 tokens in one.
+    assert [len(engine.step()) for _ in range(4)] == [1, 1, 4, 0]
 
 
 def test_the_next_request_is_computed_with_weights_that_changed_in_place() -> None:

@@ -88,7 +88,7 @@ class TorchStepping:
         bare = replace(sampling, max_new_tokens=0)
         bare = self._settings.setdefault(bare, bare)
         first, *others = [Row(ticket, i, list(prompt), bare, limit, own) for i, own in enumerate(numbers)]
-        self._shelf(len(prompt) + limit).add(first, self.prefixes.longest(prompt))
+        self._shelf(len(prompt) + limit).add(first)
         if others:
             self._others[ticket] = others
         return ticket
@@ -153,10 +153,13 @@ class TorchStepping:
         budget, passes = PROMPT_TOKENS, []
         for shelf in sorted(self.shelves.values(), key=_oldest):
             pieces = []
-            for row in shelf.reading:
-                piece = min(len(row.prompt) - row.held, budget)
-                if not piece:
+            for place, row in enumerate(shelf.reading, len(shelf.writing)):
+                if not budget:
                     break
+                # Not before its turn: those ahead of it may have left a beginning.
+                if not row.held and (kept := self.prefixes.longest(row.prompt)):
+                    shelf.begin(place, kept)
+                piece = min(len(row.prompt) - row.held, budget)
                 pieces.append(piece)
                 budget -= piece
             if shelf.writing or pieces:
