@@ -15,9 +15,16 @@ import sys
 from pathlib import Path
 
 from tuneloop.artifacts import read_jsonl
-from tuneloop.checks import load_checks
+from tuneloop.checks import agents, load_checks
 from tuneloop.checks.episodes import episode_tables
-from tuneloop.checks.replies import Setting, evaluation_tables, pairing_table, training_tables
+from tuneloop.checks.replies import (
+    EVALUATION_COLUMNS,
+    TRAINING_COLUMNS,
+    Setting,
+    evaluation_tables,
+    pairing_table,
+    training_tables,
+)
 from tuneloop.checks.verdict import Verdict, conclude, validate
 from tuneloop.params import load_params
 from tuneloop.stage import stage
@@ -42,8 +49,10 @@ def check(
     mode: str = "move",
     opponent: str = "mixed",
     reward_at: str = "end",
+    agent_turns: int = 0,
 ) -> Verdict:
-    """The verdict on the reward tables under `data`; the numbers are those of params.yaml.
+    """The verdict on the reward tables under `data`; the numbers are those of params.yaml (`agent_turns`: 0 where no
+    agent led the episodes).
 
     Raises UserError for a file that cannot be read and for a dialect without an oracle.
     """
@@ -56,26 +65,35 @@ def check(
         max_new_tokens=max_new_tokens,
         dialect=dialect,
         reasoning=reasoning,
+        most_turns=max(1, agent_turns),
+        fewest_tokens=0 if agent_turns else 1,
     )
+    columns = agents.COLUMNS if agent_turns else {}
+    of_reply, of_training = EVALUATION_COLUMNS | columns, TRAINING_COLUMNS | columns
     baseline = read_jsonl(data / "baseline" / "replies.jsonl")
     rerun = read_jsonl(data / "baseline" / "rerun.jsonl")
     retest = read_jsonl(data / "retest" / "replies.jsonl")
     sampled = [row for row in baseline if row.get("decoding") == "sampled"]
     tables = [
-        *evaluation_tables("baseline", baseline, setting, {"greedy": 1, "sampled": samples}),
-        *evaluation_tables("rerun", rerun, setting, {"sampled": samples}),
-        *evaluation_tables("retest", retest, setting, {"greedy": 1, "sampled": samples}),
+        *evaluation_tables("baseline", baseline, setting, {"greedy": 1, "sampled": samples}, of_reply),
+        *evaluation_tables("rerun", rerun, setting, {"sampled": samples}, of_reply),
+        *evaluation_tables("retest", retest, setting, {"greedy": 1, "sampled": samples}, of_reply),
         pairing_table("baseline", baseline, "retest", retest),
         pairing_table("baseline", sampled, "rerun", rerun),
     ]
+    training = []
     if steps:
         training = read_jsonl(data / "train" / "replies.jsonl")
         episodes = load_episodes(task, mode, opponent, reward_at)
         if episodes is None:
-            tables += training_tables("train", training, setting, group_size, steps)
+            tables += training_tables("train", training, setting, group_size, steps, of_training)
         else:
             tables += episode_tables("train", training, setting, group_size, steps, episodes, reward_at)
     note = getattr(setting.checks, "note", None)
+    if agent_turns:
+        tables = agents.of_agents(tables)
+        told = agents.note_of({"baseline": baseline, "rerun": rerun, "retest": retest, "train": training})
+        note = told if note is None else f"{note}; {told}"
     return validate(tables) | ({} if note is None else {"note": note})
 
 
@@ -99,6 +117,7 @@ def main() -> int:
             mode=params.task.mode,
             opponent=params.task.opponent,
             reward_at=params.task.reward_at,
+            agent_turns=0 if params.rollout.agent is None else params.rollout.agent_turns,
         )
         if "note" in verdict:
             print(f"note: {verdict['note']}")

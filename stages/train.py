@@ -17,7 +17,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean
@@ -25,6 +25,8 @@ from statistics import fmean
 import torch
 
 from tuneloop import machine
+from tuneloop.agents.asker import with_agent
+from tuneloop.agents.function import agent_file
 from tuneloop.artifacts import read_jsonl, write_csv, write_json, write_jsonl
 from tuneloop.errors import UserError
 from tuneloop.params import LoraParams, Params, load_params
@@ -34,8 +36,9 @@ from tuneloop.policies.presets import LoraTargets, require_trainable
 from tuneloop.progress import Progress
 from tuneloop.rollout.ask import Asker
 from tuneloop.rollout.engines import load_engine
+from tuneloop.rollout.episodes import asker_for
 from tuneloop.stage import stage
-from tuneloop.tasks import load_task
+from tuneloop.tasks import load_episodes, load_task
 from tuneloop.tasks.contract import Record
 from tuneloop.training.batch import Group
 from tuneloop.training.examples import load_examples
@@ -56,7 +59,7 @@ def main() -> int:
     if launched():
         end_with_the_launcher()
     first = int(os.environ.get("RANK", 0)) == 0
-    with stage("train") if first else silent_stage(), ending_with_the_others():
+    with stage("train") if first else silent_stage(), ending_with_the_others(), ExitStack() as opened:
         started = time.perf_counter()
         params = load_params()
         require_trainable(params.policy.source, params.policy.like)
@@ -67,7 +70,9 @@ def main() -> int:
         if lora.rank:
             add_adapters(policy.model, lora, targets, params.seed)
         engine = load_engine(policy, params.rollout, COMPUTE[params.train.dtype])
-        asker = Asker(policy, engine, load_task(params.task.name))
+        task = load_task(params.task.name)
+        episodes = load_episodes(task, params.task.mode, params.task.opponent, params.task.reward_at)
+        asker = opened.enter_context(with_agent(asker_for(policy, engine, task, episodes), params.rollout))
         records, heldout = (read_jsonl(BOARDS / f"{name}.jsonl") for name in ("train", "heldout"))
         if params.train.extra_records:
             records += asker.task.extra_records()
@@ -152,6 +157,8 @@ def run_key(params: Params) -> str:
     files = [POLICY, BOARDS / "train.jsonl", BOARDS / "heldout.jsonl", code / "tuneloop", Path(__file__)]
     if params.train.examples is not None:
         files.append(Path(params.train.examples))
+    if params.rollout.agent is not None:
+        files.append(agent_file(params.rollout.agent))
     return state_key(values, files)
 
 

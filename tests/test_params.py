@@ -51,9 +51,9 @@ def refusal(whole: Any) -> str:
 
 
 LEAVES = leaves(parse_params(TREE, "params.yaml").model_dump())
-OPTIONAL = ["train.engine_ratio_cap", "train.kl_until"]
+OPTIONAL = ["train.engine_ratio_cap", "train.kl_until", "train.sft_least_reward"]
 """Numbers that may be null."""
-OPTIONAL_TEXTS = ["policy.revision", "policy.like", "policy.dialect"]
+OPTIONAL_TEXTS = ["policy.revision", "policy.like", "policy.dialect", "rollout.agent", "train.examples"]
 NUMBERS = [key for key, value in LEAVES.items() if type(value) in (int, float) or key in OPTIONAL]
 WHOLE = [key for key, value in LEAVES.items() if type(value) is int]
 SWITCHES = [key for key, value in LEAVES.items() if type(value) is bool]

@@ -26,7 +26,7 @@ from tuneloop.artifacts import read_jsonl, write_jsonl
 pytestmark = pytest.mark.slow
 
 SOURCES = (".dvc/config", ".dvc/.gitignore", ".dvcignore", ".gitignore", "dvc.yaml", "pyproject.toml")
-FOLDERS = ("stages", "tuneloop", "examples")
+FOLDERS = ("stages", "tuneloop", "agent", "examples")
 STAGES = ["boards", "check_boards", "policy", "baseline", "train", "retest", "check_rewards", "compare"]
 QUOTES_TIMES = ("timings.json", "timings.csv", "report.html")
 

@@ -107,6 +107,7 @@ class TrainParams(Section):
     algorithm: Literal["gspo", "gspo_token", "grpo", "dr_grpo", "dapo", "sft", "dpo"]
     examples: str | None
     dpo_beta: Annotated[float, Field(gt=0)]
+    sft_least_reward: float | None
     steps: Positive
     boards_per_step: Positive
     group_size: Annotated[int, Field(ge=2)]
@@ -199,10 +200,12 @@ class Params(Section):
 
     @model_validator(mode="after")
     def _examples(self) -> Params:
-        if self.train.examples is not None and self.task.mode == "game":
+        if self.train.examples is not None and (self.task.mode == "game" or self.rollout.agent is not None):
+            several = "rollout.agent" if self.rollout.agent is not None else "task.mode=game"
             raise ValueError(
-                f"train.examples={self.train.examples} with task.mode=game: an example is one reply to a record, and a "
-                "game has several; set train.examples to null, or task.mode to move"
+                f"train.examples={self.train.examples} with {several}: an example is one reply to a record's own prompt, "
+                "an episode has several replies; set train.examples to null, or task.mode to move and rollout.agent "
+                "to null"
             )
         return self
 

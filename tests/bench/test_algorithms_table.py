@@ -50,7 +50,7 @@ def test_seeds_of_one_setting_are_one_line_with_their_mean_and_spread(
     assert f"| tictactoe | dpo | 0.001 | 1, 2 | −0.400 ± 0.000 | **+0.550 ± {stdev([0.5, 0.6]):.3f}** |" in second
     assert "+0.900 [+0.800, +1.000]; +1.000 [+0.900, +1.100]" in second
     # The tiny parameters: 4 steps of 4 boards with 4 replies.
-    assert second.endswith("| optimal 75.0 % | 64 | 15.0 |")
+    assert second.endswith("| legal 100.0 %, optimal 75.0 % | 64 | 15.0 |")
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

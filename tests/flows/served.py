@@ -25,7 +25,7 @@ from prefect.client.schemas.objects import FlowRun, TaskRun
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 SOURCES = (".dvc/config", ".dvc/.gitignore", ".dvcignore", ".gitignore", "dvc.yaml", "prefect.yaml", "pyproject.toml")
-FOLDERS = ("stages", "tuneloop", "flows", "examples")
+FOLDERS = ("stages", "tuneloop", "flows", "agent", "examples")
 STEPS = 60
 """Of training: enough that a run can be stopped in the middle."""
 COMPUTES = ("-m dvc ", "stages.", "prefect.engine")

@@ -54,7 +54,7 @@ def test_a_task_is_three_files_whose_test_passes_and_the_next_three_commands(clo
     }
     assert [line.strip() for line in done.stdout.splitlines()[-3:]] == [
         "pytest tests/tasks/test_office.py",
-        "dvc exp run -S task.name=office -S boards.count=240",
+        "dvc exp run -S task.name=office -S boards.count=512",
         "cat data/compare/summary.txt",
     ]
     tested = run(clone, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/tasks/test_office.py")

@@ -11,6 +11,7 @@ from tuneloop.errors import UserError
 from tuneloop.newtask.template import TASK as TEMPLATE
 from tuneloop.tasks.contract import Outcome, scored
 from tuneloop.tasks.plain import plain_task, tool
+from tuneloop.tasks.plain_arguments import quoted
 from tuneloop.tasks.split import split
 from tuneloop.toolcalls import Fault, ToolCall, load_dialect, read_reply
 from tuneloop.toolcalls.schema import problem_with
@@ -237,12 +238,20 @@ def test_demonstrations_are_valid_calls_drawn_without_a_look_at_the_answer(make)
     for demonstration in shown:
         call = read_reply(demonstration.content, load_dialect("hermes"), task.tools, None)
         assert isinstance(call, ToolCall) and problem_with(call.arguments, HARD) is None
+        assert demonstration.reasoning == "one two three four"
     # The same with other answers: they are not looked at.
     sizes = make()
     others = [row | {"answer": {"size": 5}} for row in ROWS]
     assert [d.content for d in sizes.demonstrations(ROWS, 30, 1, render)] == [
         d.content for d in sizes.demonstrations(others, 30, 1, render)
     ]
+
+
+def test_the_reasoning_of_a_demonstration_quotes_whole_lines_of_the_input_while_there_is_room():
+    # 16 words: 3, 11, and two of the third line.
+    texts = ["one two three\n\n" + "word " * 10 + "end", "a b c d", "never"]
+    assert quoted(texts) == "one two three\n" + "word " * 10 + "end\na b"
+    assert quoted([]) is None
 
 
 def test_a_pattern_that_cannot_be_met_by_chance_takes_answers_of_any_record_or_says_what_to_do(make):
@@ -277,5 +286,5 @@ def test_reference_players_have_the_rewards_that_arithmetic_gives_them(make):
 
 def test_the_template_splits_by_groups_of_rewordings():
     records = list(TEMPLATE.records.values())
-    assert len(records) == 240
-    assert {sum(r["group"] == group for r in records) for group in {r["group"] for r in records}} == {5}
+    assert len(records) == 512
+    assert {sum(r["group"] == group for r in records) for group in {r["group"] for r in records}} == {8}

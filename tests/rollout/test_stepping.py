@@ -86,7 +86,7 @@ def test_replies_are_those_of_whole_batches(family: str, dtype: torch.dtype, gap
 
 
 @pytest.mark.parametrize("at_once", [1, 24])
-@pytest.mark.parametrize("prompt_tokens", [7, 512])
+@pytest.mark.parametrize("prompt_tokens", [7, 256])
 def test_neither_company_nor_the_pieces_of_a_prompt_change_a_reply(
     model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch, at_once: int, prompt_tokens: int
 ) -> None:
@@ -117,6 +117,25 @@ def test_cancelled_requests_leave_and_the_others_go_on_as_if_they_had_never_been
     assert engine.step() == []
 
 
+def test_a_long_prompt_neither_stops_those_that_write_nor_is_passed_over_for_new_ones(
+    model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stepping, "PROMPT_TOKENS", 20)
+    engine = TorchEngine(model, []).stepping()
+    writing = engine.admit([1, 2], [0], Sampling(60))
+    engine.step()
+    long = engine.admit([draw.randrange(VOCABULARY) for _ in range(100)], [0], Sampling(60))
+    heard = []
+    for i in range(12):
+        # As many new tokens as a step takes, every time.
+        engine.admit([i] * 20, [0], Sampling(1))
+        heard.append({one.ticket for one in engine.step()})
+    assert all(writing in tickets for tickets in heard)
+    # 100 tokens at 20 a step: its first reply token comes with the fifth, and with the first of the others the next.
+    assert [long in tickets for tickets in heard] == 4 * [False] + 8 * [True]
+    assert [len(tickets) for tickets in heard] == 4 * [1] + [2] + 7 * [3]
+
+
 def test_what_finishes_frees_its_places(model: PreTrainedModel) -> None:
     engine = TorchStepping(TorchEngine(model, []).decoder, [], lambda: 0, places=8)
     engine.admit([1, 2, 3], [0, 1, 2, 3, 4, 5], Sampling(2))
@@ -137,7 +156,8 @@ def test_what_cannot_be_computed_is_refused_and_nothing_has_begun(model: PreTrai
 def tokens_of_a_prompt(engine: TorchStepping, prompt: list[int]) -> int:
     """How many tokens of it are computed."""
     ticket = engine.admit(prompt, [1], Sampling(1))
-    (one,) = engine._passes()
+    with torch.inference_mode():
+        (one,) = engine._passes()
     engine.step()
     engine.cancel(ticket)
     return len(one.ids)
@@ -152,6 +172,17 @@ def test_a_common_beginning_is_computed_twice_and_then_kept_until_the_weights_ch
     assert [tokens_of_a_prompt(steps, prompt) for prompt in prompts] == [42, 42, 10]
     engine.weights_changed()
     assert [tokens_of_a_prompt(steps, prompt) for prompt in prompts] == [42, 42, 10]
+
+
+def test_of_prompts_that_come_together_all_but_the_first_two_find_the_beginning_kept(
+    model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stepping, "PROMPT_TOKENS", 42)
+    engine = TorchEngine(model, ENDS).stepping()
+    for i in range(6):
+        engine.admit([*SHARED, i, i + 1], [0], Sampling(1))
+    # Two steps of one prompt each, then four prompts of 10 tokens in one.
+    assert [len(engine.step()) for _ in range(4)] == [1, 1, 4, 0]
 
 
 def test_the_next_request_is_computed_with_weights_that_changed_in_place() -> None:

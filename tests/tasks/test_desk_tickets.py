@@ -69,6 +69,10 @@ def test_every_rule_decides_about_as_often_as_its_weight_says():
         assert abs(counts[name] / 2048 - share) < 4 * sqrt(share * (1 - share) / 2048), name
 
 
+def test_every_rule_has_a_weight():
+    assert list(generator.WEIGHTS) == list(rules.CASES)
+
+
 def test_the_wordings_are_64_each_used_equally_often():
     assert len(set(WORDINGS)) == len(WORDINGS) == 64
     assert set(Counter(TASK.split_key(record) for record in RECORDS).values()) == {32}

@@ -11,17 +11,21 @@ import pytest
 import torch
 from example_batch import BATCH, CLIP, LIMIT, TEMPERATURE, without
 from ranks_script import trainer_of
-from runs import Start, assert_two_and_two_steps_equal_four, steps
+from runs import TASK, Start, assert_two_and_two_steps_equal_four, steps
 from sequence_truth import gradients, relative_error, tiny_model, token_logprobs
 from transformers import PreTrainedModel
 
 from tuneloop.params import Params
 from tuneloop.policies.decoder import DenseDecoder
 from tuneloop.policies.policy import load_policy
+from tuneloop.rollout.engines import load_engine
+from tuneloop.rollout.episodes import asker_for
+from tuneloop.tasks import load_episodes
 from tuneloop.training.batch import Group, logprobs_of, micro_batches
 from tuneloop.training.history import IMITATION_COLUMNS
 from tuneloop.training.objectives import objective_named
 from tuneloop.training.selection import select
+from tuneloop.training.trainer import Trainer
 from tuneloop.training.update import UpdateLog, accumulate
 
 BETA = 0.4
@@ -54,6 +58,12 @@ def test_a_group_of_equal_rewards_is_left_out_and_the_others_keep_their_order() 
     rewards = [[0.0, 1.0], [0.8, 0.8], [0.0, 0.8]]
     assert [g.replies for g in select("sft", groups, rewards)] == [[B], [A]]
     assert [g.replies for g in select("dpo", groups, rewards)] == [[B, A], [A, C]]
+
+
+def test_a_best_reply_that_earned_too_little_is_not_imitated() -> None:
+    groups, rewards = [group(A, B), group(B, C)], [[0.0, -1.0], [0.8, 0.0]]
+    assert [g.replies for g in select("sft", groups, rewards, least=0.8)] == [[B]]
+    assert len(select("dpo", groups, rewards, least=0.8)) == 2, "a pair needs no good reply, only a better one"
 
 
 def test_a_reply_that_is_masked_out_is_neither_chosen_nor_rejected() -> None:
@@ -220,6 +230,26 @@ def test_a_run_continues_bit_for_bit(algorithm: str, start: Start, tmp_path: Pat
 def test_after_training_on_pairs_the_policy_prefers_the_chosen_replies(start: Start) -> None:
     rows = steps(start({"train.algorithm": "dpo", "train.steps": 12, "train.evaluate_every": 12}))
     assert rows[-1]["pair_accuracy"] > 0.6 and rows[-1]["loss"] < math.log(2)
+
+
+@pytest.mark.parametrize("algorithm", ["sft", "dpo"])
+def test_whole_games_are_imitated_and_set_against_one_another_with_all_their_turns(
+    algorithm: str, tiny_policy: Path, tiny_records: tuple[list, list], tiny_params: Callable[..., Params], used: list
+) -> None:
+    changes = {"train.algorithm": algorithm, "task.mode": "game", "task.reward_at": "turn", "train.steps": 2}
+    params = tiny_params(changes | {"train.boards_per_step": 8, "train.keep_replies_every": 1})
+    policy = load_policy(tiny_policy)
+    engine = load_engine(policy, params.rollout)
+    episodes = load_episodes(TASK, params.task.mode, params.task.opponent, params.task.reward_at)
+    asker = asker_for(policy, engine, TASK, episodes)
+    trainer = Trainer(asker, engine, *tiny_records, params.train, params.rollout, params.seed)
+    rows = steps(trainer)
+    groups = [g for update in used for g in update]
+    assert {tuple(g.advantages) for g in groups} == {(1.0,) if algorithm == "sft" else (1.0, -1.0)}
+    sampled = [row["length"] for row in trainer.tables.replies]
+    assert all(length in sampled for g in groups for length in g.lengths), "episodes as wholes, every sampled token"
+    assert any(len(g.replies) > len(g.advantages) or g.sampled is not None for g in groups), "some had several turns"
+    assert all(row["engine_gap_max"] < 1e-4 and math.isfinite(row["loss"]) for row in rows)
 
 
 def test_with_adapters_the_reference_is_the_policy_without_them(

@@ -63,7 +63,11 @@ def test_a_number_in_the_file_wins_over_the_algorithms(project: Callable, tmp_pa
         ),
         (
             {"train.algorithm": "sft", "train.examples": "examples/a.jsonl", "task.mode": "game"},
-            "an example is one reply",
+            "with task.mode=game: an example is one reply",
+        ),
+        (
+            {"train.algorithm": "dpo", "train.examples": "examples/a.jsonl", "rollout.agent": "agent:play"},
+            "with rollout.agent: an example is one reply",
         ),
         ({"train.dpo_beta": 0.0}, "train.dpo_beta: Input should be greater than 0"),
         ({"train.algorithm": "ppo"}, r"train\.algorithm: .*'sft' or 'dpo'"),

@@ -55,6 +55,8 @@ class Setting:
     dialect: str
     reasoning: Reasoning | None
     most_turns: int = 1
+    fewest_tokens: int = 1
+    """Of an answer: a failed episode of an agent may have none."""
 
     @cached_property
     def records(self) -> dict[str, Record]:
@@ -65,17 +67,23 @@ class Setting:
         return {r["id"]: "train" for r in self.train} | {r["id"]: "heldout" for r in self.heldout}
 
 
-def evaluation_tables(name: str, rows: Rows, setting: Setting, replies: Mapping[str, int]) -> list[Table]:
+def evaluation_tables(
+    name: str,
+    rows: Rows,
+    setting: Setting,
+    replies: Mapping[str, int],
+    columns: Mapping[str, tuple[type, ...]] = EVALUATION_COLUMNS,
+) -> list[Table]:
     """An evaluation's replies, and their counts by held-out record.
 
     `replies`: how many replies every record has under each decoding, e.g. `{"greedy": 1, "sampled": 8}`.
     """
     import great_expectations.expectations as gxe
 
-    expectations = _row_expectations(EVALUATION_COLUMNS, setting, "heldout")
+    expectations = _row_expectations(columns, setting, "heldout")
     expectations["decoding_known"] = gxe.ExpectColumnValuesToBeInSet(column="decoding", value_set=list(replies))
     return [
-        Table(name, frame(rows, EVALUATION_COLUMNS, _facts(rows, setting)), expectations),
+        Table(name, frame(rows, columns, _facts(rows, setting)), expectations),
         _by_record(f"{name} by record", rows, setting.heldout, replies),
     ]
 
@@ -153,7 +161,7 @@ def _row_expectations(columns: Mapping[str, tuple[type, ...]], setting: Setting,
         "reward_as_oracle": equal("reward", "oracle_reward"),
         "call_where_no_fault": gxe.ExpectColumnValuesToBeInSet(column="call_use", value_set=["as due"]),
         "length_in_range": gxe.ExpectColumnValuesToBeBetween(
-            column="length", min_value=1, max_value=setting.max_new_tokens * setting.most_turns
+            column="length", min_value=setting.fewest_tokens, max_value=setting.max_new_tokens * setting.most_turns
         ),
         "finish_reason_known": gxe.ExpectColumnValuesToBeInSet(column="finish_reason", value_set=["stop", "length"]),
         "cut_only_at_the_limit": gxe.ExpectColumnValuesToBeInSet(column="cut_at", value_set=[setting.max_new_tokens]),
@@ -167,7 +175,9 @@ def _facts(rows: Rows, setting: Setting) -> list[dict[str, Any]]:
         record = setting.records.get(row["id"]) if isinstance(row.get("id"), str) else None
         shown = None if record is None else setting.task.show(record)
         oracle: tuple[str | None, float | None] = (None, None)
-        if shown is not None and isinstance(row.get("text"), str):
+        # What an agent says that its episode earned, no oracle can compute again (`tuneloop.checks.agents`).
+        by_agent = row.get("rewarded_by") == "agent"
+        if shown is not None and isinstance(row.get("text"), str) and not by_agent:
             of_row = getattr(setting.checks, "oracle_of_row", None)
             judge, what = (setting.checks.oracle, row["text"]) if of_row is None else (of_row, row)
             oracle = judge(shown, what, setting.reasoning, setting.dialect)
@@ -180,8 +190,8 @@ def _facts(rows: Rows, setting: Setting) -> list[dict[str, Any]]:
                 "expected_cluster": None if record is None else setting.task.split_key(record),
                 "oracle_outcome": oracle[0],
                 "oracle_reward": oracle[1],
-                "outcome_reward": setting.checks.REWARDS.get(outcome),
-                "call_use": _call_use(row.get("call"), outcome, setting.task),
+                "outcome_reward": None if by_agent else setting.checks.REWARDS.get(outcome),
+                "call_use": "as due" if by_agent else _call_use(row.get("call"), outcome, setting.task),
                 "cut_at": _last_length(row) if row.get("finish_reason") == "length" else None,
             }
         )

@@ -6,6 +6,7 @@ Baseline, retest and the evaluations during training all come through here. Seed
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from statistics import fmean
 from typing import Any
@@ -64,10 +65,13 @@ def summarise(rows: Sequence[Row], task: Task) -> dict[str, Any]:
         "truncated": [row["length"] for row in rows if row["finish_reason"] == "length"],
     }
     count = len(rows)
+    with_agent = bool(rows) and "fault" in rows[0]
     return {
         "reward": fmean(row["reward"] for row in rows),
         **{name: sum(row["outcome"] in yes for row in rows) / count for name, yes in task.measures.items()},
         "shares": {name: sum(row["outcome"] == name for row in rows) / count for name in task.outcomes},
         "length": {name: fmean(values) if values else None for name, values in lengths.items()},
         "replies": count,
+        # Only where an agent answers: how many of the replies above stand for an episode that failed.
+        **({"faults": dict(Counter(row["fault"] for row in rows if row["fault"]))} if with_agent else {}),
     }

@@ -20,13 +20,14 @@ READINGS_KEPT = 100_000
 @dataclass(frozen=True)
 class Answer:
     """One episode: its last reply with what was read from it, and what the episode earned. `trajectory` has all turns;
-    None: there was one, on the record's own prompt."""
+    None: there was one, on the record's own prompt. `by_agent`: the agent said what it earned, not the task."""
 
     reply: Reply
     text: str
     reading: ToolCall | Fault
     outcome: Outcome
     trajectory: Trajectory | None = None
+    by_agent: bool = False
 
     @property
     def length(self) -> int:

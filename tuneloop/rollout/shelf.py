@@ -52,14 +52,16 @@ class Shelf:
         shape = layers, max(1, FIRST_TOKENS // width), kv_heads, width, head_width
         self.keys, self.values = (torch.zeros(shape, dtype=like.dtype, device=like.device) for _ in range(2))
 
-    def add(self, row: Row, prefix: tuple[Tensor, Tensor] | None) -> None:
-        """A row whose prompt is to be computed, but for a prefix whose keys and values [layers, K, P, D] are given."""
-        place = len(self.rows)
-        self._make_room(place + 1)
+    def add(self, row: Row) -> None:
+        """A row whose prompt is to be computed."""
+        self._make_room(len(self.rows) + 1)
         self.reading.append(row)
-        if prefix is not None:
-            row.held = prefix[0].shape[2]
-            self.keys[:, place, :, : row.held], self.values[:, place, :, : row.held] = prefix
+
+    def begin(self, place: int, prefix: tuple[Tensor, Tensor]) -> None:
+        """Give the row in a place the keys and values [layers, K, P, D] of its prompt's first P tokens."""
+        row = self.rows[place]
+        row.held = prefix[0].shape[2]
+        self.keys[:, place, :, : row.held], self.values[:, place, :, : row.held] = prefix
 
     @property
     def rows(self) -> list[Row]:

@@ -67,7 +67,7 @@ class Pass:
         """[T, R·K·D] from queries [T, R·K, D] (heads ordered [R, K]), keys and values [T, K, D], which are put in
         their places first."""
         K, D = k.shape[1:]
-        T, R = len(q), q.shape[1] // K
+        R = q.shape[1] // K
         keys, values = self.shelf.keys[layer], self.shelf.values[layer]
         for cache, new in ((keys, k), (values, v)):
             cache.view(-1, D).index_copy_(0, self.slots, new.reshape(-1, D))

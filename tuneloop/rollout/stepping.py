@@ -10,6 +10,7 @@ Shape suffixes as in `tuneloop.rollout.shelf`; T tokens of a step · R query hea
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -19,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tuneloop.policies.decoder import DenseDecoder, Fused
+from tuneloop.policies.lanes import WIDEST, share
 from tuneloop.rollout.contract import Drawn, FinishReason, Sampling
 from tuneloop.rollout.prefixes import Prefixes
 from tuneloop.rollout.sampling import next_tokens
@@ -27,7 +29,7 @@ from tuneloop.rollout.step_pass import Pass
 
 PLACES = 256
 """Replies in flight at once."""
-PROMPT_TOKENS = 512
+PROMPT_TOKENS = 256
 """Prompt tokens of a step, at most: replies in flight wait for no more than that."""
 NARROWEST = 128
 """Tokens of the narrowest shelf; each next one is twice as wide. One long conversation makes no other row wider."""
@@ -47,6 +49,7 @@ class TorchStepping:
         self.decoder, self.ends, self.places = decoder, frozenset(end_ids), places
         self.version, self._begun = version, version()
         self.layers = len(decoder.model.model.layers)
+        self.small = decoder.model.config.hidden_size <= WIDEST and decoder.device.type == "cpu"
         self.prefixes = Prefixes(PREFIX_TOKENS)
         self.shelves: dict[int, Shelf] = {}
         self.weights: list[Fused] = []
@@ -85,7 +88,7 @@ class TorchStepping:
         bare = replace(sampling, max_new_tokens=0)
         bare = self._settings.setdefault(bare, bare)
         first, *others = [Row(ticket, i, list(prompt), bare, limit, own) for i, own in enumerate(numbers)]
-        self._shelf(len(prompt) + limit).add(first, self.prefixes.longest(prompt))
+        self._shelf(len(prompt) + limit).add(first)
         if others:
             self._others[ticket] = others
         return ticket
@@ -103,8 +106,13 @@ class TorchStepping:
         self.shelves.clear()
         self._others.clear()
 
-    @torch.inference_mode()
     def step(self) -> list[Drawn]:
+        # Products this small take less time than waking a thread, and clients want the other cores.
+        (drawn,) = share([self._stepped], threads=1 if self.small else torch.get_num_threads())
+        return drawn
+
+    @torch.inference_mode()
+    def _stepped(self) -> list[Drawn]:
         passes = self._passes()
         if not passes:
             return []
@@ -140,14 +148,18 @@ class TorchStepping:
         return self.shelves[width]
 
     def _passes(self) -> list[Pass]:
-        """What this step computes, shelf by shelf. Prompts in the order in which they came to their shelf."""
+        """What this step computes, shelf by shelf: that of the oldest waiting prompt first, so that none is passed over
+        for ever."""
         budget, passes = PROMPT_TOKENS, []
-        for shelf in self.shelves.values():
+        for shelf in sorted(self.shelves.values(), key=_oldest):
             pieces = []
-            for row in shelf.reading:
-                piece = min(len(row.prompt) - row.held, budget)
-                if not piece:
+            for place, row in enumerate(shelf.reading, len(shelf.writing)):
+                if not budget:
                     break
+                # Not before its turn: those ahead of it may have left a beginning.
+                if not row.held and (kept := self.prefixes.longest(row.prompt)):
+                    shelf.begin(place, kept)
+                piece = min(len(row.prompt) - row.held, budget)
                 pieces.append(piece)
                 budget -= piece
             if shelf.writing or pieces:
@@ -222,6 +234,10 @@ class TorchStepping:
         row.token, row.drawn = token, row.drawn + 1
         reason: FinishReason | None = "length" if row.drawn == row.limit else None
         return Drawn(row.ticket, row.index, token, logp, "stop" if token in self.ends else reason)
+
+
+def _oldest(shelf: Shelf) -> float:
+    return shelf.reading[0].ticket if shelf.reading else math.inf
 
 
 def _uniforms(seed: int, length: int) -> list[float]:

@@ -46,6 +46,8 @@ class Served:
     defaults: Defaults
     key: str | None = None
     created: int = 0
+    adapted: Callable[[ChatRequest], ChatRequest] = lambda asked: asked
+    """What a request is taken for, where the client does not decide everything (`tuneloop.agents`)."""
 
 
 def make_app(served: Served) -> Starlette:
@@ -59,7 +61,7 @@ def make_app(served: Served) -> Starlette:
         return JSONResponse(_model(served))
 
     async def chat(request: Request) -> Response:
-        asked = parse_request(await _body(request))
+        asked = served.adapted(parse_request(await _body(request)))
         _require_model(served, asked.model)
         policy, scheduler, defaults = served.policy, served.scheduler, served.defaults
         head = _head(served)

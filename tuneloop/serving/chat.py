@@ -6,6 +6,9 @@ import asyncio
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+
+from transformers import PreTrainedTokenizerBase
 
 from tuneloop.errors import UserError
 from tuneloop.policies.policy import Policy
@@ -18,6 +21,8 @@ from tuneloop.serving.request import TEMPERATURE_OF_GREEDY, ChatRequest
 from tuneloop.serving.scheduler import Scheduler
 from tuneloop.toolcalls import Fault
 
+PROMPTS_KEPT = 4096
+"""Of prompts' tokens: all episodes of a group begin with the same one."""
 DRAWS = 4
 """Replies drawn for one choice until it holds the call that `tool_choice` asks for."""
 
@@ -81,12 +86,20 @@ async def _replies(scheduler: Scheduler, job: Job) -> list[Reply]:
 
 def _prompt(policy: Policy, request: ChatRequest) -> list[int]:
     try:
-        prompt = policy.prompt_ids(request.messages, request.tools)
+        prompt = list(_tokens(policy.tokenizer, policy.prompt_text(request.messages, request.tools)))
     except UserError as error:
         raise bad_request(str(error), "messages") from None
     if not prompt:
         raise bad_request("the conversation is empty", "messages")
     return prompt
+
+
+@lru_cache(PROMPTS_KEPT)
+def _tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[int, ...]:
+    """As `Policy.prompt_ids`."""
+    if tokenizer.is_fast:  # without transformers' way to it, which takes as long again
+        return tuple(tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids)
+    return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def _sampling(policy: Policy, request: ChatRequest, defaults: Defaults, prompt: int) -> Sampling:

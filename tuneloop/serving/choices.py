@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from tuneloop.policies.policy import Policy
 from tuneloop.rollout.contract import Reply
 from tuneloop.serving.request import ChatRequest
-from tuneloop.toolcalls import Fault, ToolCall, load_dialect, read_reply
+from tuneloop.toolcalls import Fault, Reasoning, ToolCall, load_dialect, read_reply
 from tuneloop.toolcalls.message import assistant_message
+
+READINGS_KEPT = 10_000
+"""A trained policy repeats itself, and a schema takes longer to hold a call against than HTTP takes to carry it."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +42,16 @@ def read_choice(policy: Policy, request: ChatRequest, reply: Reply, draws: int =
     reasoning, reading = policy.card.reasoning, None
     finish_reason = str(reply.finish_reason)
     if request.tools:
-        reading = read_reply(text, load_dialect(policy.card.dialect), request.tools, reasoning)
+        reading = _reading(text, policy.card.dialect, request.tools_text, reasoning)
         if isinstance(reading, ToolCall) and finish_reason == "stop":
             finish_reason = "tool_calls"
     message = assistant_message(text, reading, reasoning, f"call_{secrets.token_hex(12)}")
     return Choice(reply, text, message, finish_reason, reading, draws)
+
+
+@lru_cache(READINGS_KEPT)
+def _reading(text: str, dialect: str, tools: str, reasoning: Reasoning | None) -> ToolCall | Fault:
+    return read_reply(text, load_dialect(dialect), json.loads(tools), reasoning)
 
 
 def meets(request: ChatRequest, choice: Choice) -> bool:

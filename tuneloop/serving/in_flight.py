@@ -64,12 +64,18 @@ class InFlight:
     def admit(self, job: Job) -> None:
         self._begin(_Flight.of(job))
 
-    def step(self) -> None:
-        """One more token for everybody; answers those that are done, and forgets those whose clients left."""
+    def tidy(self) -> None:
+        """Forgets those whose clients left, and begins again what old weights began."""
         try:
             self._drop_cancelled()
             if self._flights and not self.stepping.current():
                 self._begin_with_new_weights()
+        except Exception as error:
+            self._failed(error)
+
+    def step(self) -> None:
+        """One more token for everybody; answers those that are done."""
+        try:
             if not self._flights:
                 self._alone = bool(self._suspects)
                 if self._suspects:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Annotated, Any, Literal
 
 from jsonschema import Draft202012Validator, SchemaError
@@ -44,6 +44,11 @@ class ChatRequest:
     stream: bool
     include_usage: bool
     extension: bool
+
+    @cached_property
+    def tools_text(self) -> str:
+        """The tools as JSON."""
+        return json.dumps(self.tools)
 
     @property
     def takes_any_reply(self) -> bool:
@@ -166,10 +171,7 @@ def parse_request(raw: bytes) -> ChatRequest:
         raise bad_request("stream_options goes with stream: true", "stream_options")
     # As the client wrote them, key by key: the template shows them to the policy.
     tools: list[Tool] = tree.get("tools") or []
-    for i, tool in enumerate(tools):
-        _check_schema(tool["function"].get("parameters") or {}, f"tools.{i}.function.parameters")
-    if len({tool["function"]["name"] for tool in tools}) < len(tools):
-        raise bad_request("two tools have the same name", "tools")
+    _check_tools(tools)
     choice, named = _tool_choice(body, tools)
     return ChatRequest(
         model=body.model,
@@ -218,23 +220,36 @@ def _refusal(error: ValidationError) -> Exception:
     return bad_request(f"parameter {param}: {first['msg']}", param, "invalid_value")
 
 
-def _check_schema(schema: dict[str, Any], param: str) -> None:
+def _check_tools(tools: list[Tool]) -> None:
     """Refuses what would fail only while a reply is read: no schema, a reference, too deep a one."""
     try:
-        problem = _schema_problem(json.dumps(schema))
+        found = _tools_problem(json.dumps(tools))
     except RecursionError:
-        problem = "nested too deep"
-    if problem is not None:
-        raise bad_request(problem, param)
+        found = "nested too deep", "tools.0.function.parameters"
+    if found is not None:
+        raise bad_request(*found)
 
 
 @lru_cache(256)  # it takes longer than all the rest of a request, and clients send the same few tools
-def _schema_problem(text: str) -> str | None:
-    schema = json.loads(text)
+def _tools_problem(text: str) -> tuple[str, str] | None:
+    """What is wrong, and where."""
+    tools = json.loads(text)
+    for i, tool in enumerate(tools):
+        problem = _schema_problem(tool["function"].get("parameters") or {})
+        if problem is not None:
+            return problem, f"tools.{i}.function.parameters"
+    if len({tool["function"]["name"] for tool in tools}) < len(tools):
+        return "two tools have the same name", "tools"
+    return None
+
+
+def _schema_problem(schema: dict[str, Any]) -> str | None:
     try:
         Draft202012Validator.check_schema(schema)
     except SchemaError as error:
         return f"not a JSON Schema: {error.message}"[:300]
+    except RecursionError:
+        return "nested too deep"
     stack: list[tuple[Any, int]] = [(schema, 0)]
     while stack:
         value, depth = stack.pop()

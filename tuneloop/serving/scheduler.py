@@ -89,6 +89,7 @@ class Scheduler:
                     self._changed.wait()
                 if self._closed and not flying:
                     return
+            flying.tidy()
             while job := self._next_that_fits(flying):
                 flying.admit(job)
             flying.step()

@@ -34,6 +34,7 @@ class LiveStream:
         self.policy, self.request, self.asked = policy, request, asked
         self.choices = [GrowingChoice(policy, request, i) for i in range(request.n)]
         self._drawn: asyncio.Queue[Sequence[Drawn]] = asyncio.Queue()
+        self._first: Sequence[Drawn] = ()
         loop = asyncio.get_running_loop()
         job = Job(asked.prompt, asked.seeds, asked.sampling)
         job.listener = lambda drawn: loop.call_soon_threadsafe(self._drawn.put_nowait, drawn) and None
@@ -43,9 +44,8 @@ class LiveStream:
 
     async def begun(self) -> None:
         """Waits for the first token. Raises ApiError where there will be none."""
-        first = await self._drawn.get()
-        self._drawn.put_nowait(first)
-        if not first:
+        self._first = await self._drawn.get()
+        if not self._first:
             self._replies.result()
 
     def leave(self) -> None:
@@ -55,10 +55,13 @@ class LiveStream:
     async def events(self, head: Head) -> AsyncIterator[str]:
         yield _event(head, self.request, [choice.opening() for choice in self.choices])
         try:
-            while any(choice.choice is None for choice in self.choices):
-                entries = self._entries(await self._drawn.get())
-                for entry in entries:
+            drawn = self._first
+            while True:
+                for entry in self._entries(drawn):
                     yield _event(head, self.request, [entry], self._extension(entry))
+                if all(choice.choice is not None for choice in self.choices):
+                    break
+                drawn = await self._drawn.get()
         except ApiError as error:
             yield f"data: {json.dumps(error.body())}\n\n"
             return

@@ -21,7 +21,7 @@ from typing import Any, Literal
 from tuneloop.artifacts import compact_json
 from tuneloop.errors import UserError
 from tuneloop.tasks.contract import Demonstration, Message, Outcome, Record
-from tuneloop.tasks.plain_arguments import random_call
+from tuneloop.tasks.plain_arguments import quoted, random_call
 from tuneloop.tasks.plain_parts import (
     FAULTS,
     answer_tool,
@@ -187,13 +187,14 @@ class PlainTask:
     def demonstrations(
         self, records: Sequence[Record], count: int, seed: int, render: Callable[[ToolCall], str]
     ) -> list[Demonstration]:
-        """Nothing but calls that are made up: what a valid call looks like, and never which one is right."""
+        """Reasoning that quotes the input, and a call that is made up: to look at the record, and what a valid call
+        looks like; never which one is right."""
         random = Random(seed)
         calls = self.made_up(records, seed)
         found = []
         for _ in range(count):
             record = random.choice(records)
-            found.append(Demonstration(record, None, render(random.choice(calls[record["id"]]))))
+            found.append(Demonstration(record, quoted(texts_of(record)), render(random.choice(calls[record["id"]]))))
         return found
 
     def made_up(self, records: Sequence[Record], seed: int) -> dict[str, list[ToolCall]]:

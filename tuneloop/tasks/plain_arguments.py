@@ -13,6 +13,8 @@ from tuneloop.toolcalls.contract import Tool, ToolCall
 from tuneloop.toolcalls.schema import parameters_of, problem_with
 
 TRIES = 30
+QUOTED_WORDS = 16
+"""Words of the input that a demonstration's reasoning quotes: a reply of nano's has 32 tokens."""
 MOST_WORDS = 4
 """Words of a text that is made up by quoting."""
 
@@ -37,6 +39,19 @@ def random_call(tools: Sequence[Tool], random: Random, texts: Sequence[str], kno
             "property that is hard to meet, or give records an `answer`"
         )
     return random.choice(calls)
+
+
+def quoted(texts: Sequence[str]) -> str | None:
+    """The first words of some texts, line by line as they stand there; None where there are none."""
+    lines, left = [], QUOTED_WORDS
+    for line in (line for text in texts for line in text.splitlines() if line.strip()):
+        words = line.split()[:left]
+        if not words:
+            break
+        # A whole line as it is: then nano, whose tokens are whole phrases, quotes it in as many tokens.
+        lines.append(line if len(line.split()) <= left else " ".join(words))
+        left -= len(words)
+    return "\n".join(lines) or None
 
 
 def _value(schema: Any, random: Random, texts: Sequence[str]) -> Any:

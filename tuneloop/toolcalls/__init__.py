@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
@@ -30,6 +31,7 @@ def dialect_names() -> list[str]:
     return sorted(p.stem for p in Path(__file__).parent.glob("dialects/[!_]*.py"))
 
 
+@cache
 def load_dialect(name: str) -> Dialect:
     """The dialect called `name`. Raises UserError naming the known ones for any other name."""
     if name not in dialect_names():

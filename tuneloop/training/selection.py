@@ -17,9 +17,11 @@ IMITATION = ("sft", "dpo")
 """Algorithms that take replies, or pairs of them, as they are: without advantages, ratios or clipping."""
 
 
-def select(algorithm: str, groups: Sequence[Group], rewards: Sequence[Sequence[float]]) -> list[Group]:
+def select(
+    algorithm: str, groups: Sequence[Group], rewards: Sequence[Sequence[float]], least: float | None = None
+) -> list[Group]:
     """The groups that are trained on, in their order, each with the replies that count. `rewards` [group][reply] is
-    what training is told that they earned."""
+    what training is told that they earned; under sft a best reply that earned less than `least` is passed over."""
     if algorithm not in IMITATION:
         return [group for group in groups if any(group.advantages)]
     found = []
@@ -30,7 +32,7 @@ def select(algorithm: str, groups: Sequence[Group], rewards: Sequence[Sequence[f
         worst = min(places, key=lambda i: earned[i], default=None)
         if best is None:
             continue
-        if algorithm == "sft" and earned[best] > min(earned):
+        if algorithm == "sft" and earned[best] > min(earned) and (least is None or earned[best] >= least):
             found.append(group.of_places([best], [1.0]))
         if algorithm == "dpo" and earned[best] > earned[worst]:
             found.append(group.of_places([best, worst], [1.0, -1.0]))

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from tuneloop.agents.faults import fault_counts
 from tuneloop.errors import UserError
 from tuneloop.evaluation.evaluate import greedy_rows, summarise
 from tuneloop.params import RolloutParams, TrainParams
@@ -109,7 +110,7 @@ class Trainer:
             self.parts, lr=params.lr, betas=(0.9, 0.99), weight_decay=params.weight_decay, fused=True
         )
         self.step = 0
-        self.visits = Visits(asker.task.reward_range)
+        self.visits = Visits(asker.reward_range)
         self.tables = Tables()
 
     def state(self) -> dict[str, Any]:
@@ -172,7 +173,7 @@ class Trainer:
         if self.examples:
             used = passes(self.examples, self.step * count, count, self.seed)
         else:
-            used = select(self.params.algorithm, groups, rewards)[:count]
+            used = select(self.params.algorithm, groups, rewards, self.params.sft_least_reward)[:count]
         before = [p.detach().clone() for p in self.parts]
         lr = self._learning_rate()
         logs = self._update(self._with_logprobs(used), lr)
@@ -180,7 +181,7 @@ class Trainer:
         self.step += 1
         row = history_row(
             self.step,
-            self.asker.task.outcomes,
+            self.asker.outcomes,
             sound,
             sum(not any(advantage) for advantage in advantages),
             logs,
@@ -189,6 +190,8 @@ class Trainer:
             mask,
             self.params.algorithm,
         )
+        if self.rollout.agent is not None:
+            row |= fault_counts(answers)
         self.tables.history.append(row)
         if keep:
             for record, group in zip(records, answers):
@@ -315,7 +318,7 @@ class Trainer:
 
     def _evaluate(self) -> None:
         with whole(self.model):
-            rows = greedy_rows(self.asker, self.heldout, self.rollout.max_new_tokens)
+            rows = greedy_rows(self.asker.single, self.heldout, self.rollout.max_new_tokens)
         summary = summarise(rows, self.asker.task)
         self.tables.evaluations.append(
             {
@@ -323,6 +326,7 @@ class Trainer:
                 "reward": summary["reward"],
                 **{name: summary[name] for name in self.asker.task.measures},
                 "length": summary["length"]["all"],
+                **({"faults": sum(summary["faults"].values())} if "faults" in summary else {}),
             }
         )
 

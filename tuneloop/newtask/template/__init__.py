@@ -25,7 +25,10 @@ OUTCOMES = {"wrong": 0.0, "urgency_only": 0.2, "category_only": 0.6, "right": 1.
 def messages(record: Record) -> list[Message]:
     """What the policy is shown: the record's input, never its answer."""
     system = "You file the messages of an office. Answer with exactly one call of file_message."
-    return [{"role": "system", "content": system}, {"role": "user", "content": record["message"]}]
+    return [
+        {"role": "system", "content": system},
+        {"role": "user", "content": f"{record['subject']}\n{record['text']}"},
+    ]
 
 
 def reward(record: Record, reply: Reply) -> float:

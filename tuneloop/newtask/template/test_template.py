@@ -33,8 +33,10 @@ def earned(record: dict[str, Any], text: str) -> tuple[str, float]:
 
 RECORD = {
     "id": "t",
-    "message": "My invoice is wrong. Please hurry.",
+    "subject": "My invoice is wrong",
+    "text": "Please hurry.",
     "answer": {"category": "billing", "urgency": "high"},
+    "group": "t",
 }
 
 

@@ -63,9 +63,14 @@ class Desk:
 
 
 def facts_of(record: Record) -> tickets.Facts:
-    """The facts of a valid record."""
+    """The facts of a record. Raises UserError for one that is not worded as this task words them, such as a record that
+    was made before the wordings were changed."""
     facts = tickets.read(record["policy"], record["ticket"])
-    assert facts is not None, record
+    if facts is None:
+        raise UserError(
+            f"record {record['id']}: policy or ticket is not worded as this task words them; make the records again "
+            "(`dvc repro boards`)"
+        )
     return facts
 
 

@@ -42,8 +42,8 @@ def generated_id(number: int) -> str:
 
 def record_facts(record: Mapping[str, Any]) -> dict[str, Any]:
     """`numbers`: whether policy and ticket tell each of their five numbers exactly once. The rest is None unless they
-    do: the numbers, `problems` (how many kinds of things happened), `receipts` (how many words for having or not
-    having one), `order_from_100` …, and `due_tool`."""
+    do: the numbers, `problems` (how many kinds of things happened), `receipts` (how often a receipt is spoken of) and
+    `due_tool`."""
     names = ("order", "paid", "limit", "weeks_ago", "window", "problems", "receipts", "due_tool")
     found = _told(record)
     if found is None:

@@ -7,7 +7,7 @@ from random import Random
 
 from tuneloop.errors import UserError
 from tuneloop.tasks.contract import Record
-from tuneloop.tasks.desk.rules import CASES, case
+from tuneloop.tasks.desk.rules import case
 from tuneloop.tasks.desk.tickets import AMOUNTS, ORDERS, WEEKS, Facts, Phrases, policy_text, ticket_text
 from tuneloop.tasks.desk.wordings import ITEMS, PROBLEMS, RECEIPTS, WORDINGS
 
@@ -71,6 +71,3 @@ def draw_facts(random: Random) -> Facts:
 
 def draw_phrases(random: Random) -> Phrases:
     return Phrases(problem=random.randrange(3), receipt=random.randrange(3), item=random.randrange(len(ITEMS)))
-
-
-assert list(WEIGHTS) == list(CASES)
