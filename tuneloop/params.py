@@ -203,9 +203,9 @@ class Params(Section):
         if self.train.examples is not None and (self.task.mode == "game" or self.rollout.agent is not None):
             several = "rollout.agent" if self.rollout.agent is not None else "task.mode=game"
             raise ValueError(
-                f"train.examples={self.train.examples} with {several}: an example is one reply to a record's own prompt, "
-                "an episode has several replies; set train.examples to null, or task.mode to move and rollout.agent "
-                "to null"
+                f"train.examples={self.train.examples} with {several}: an example is one reply to a record's own "
+                "prompt, an episode has several replies; set train.examples to null, or task.mode to move and "
+                "rollout.agent to null"
             )
         return self
 
@@ -213,8 +213,8 @@ class Params(Section):
     def _agent(self) -> Params:
         if self.rollout.agent is not None and self.task.mode == "game":
             raise ValueError(
-                f"rollout.agent={self.rollout.agent} with task.mode=game: a game's turns are the task's own, an agent's "
-                "are the agent's; set task.mode to move, or rollout.agent to null"
+                f"rollout.agent={self.rollout.agent} with task.mode=game: a game's turns are the task's own, an "
+                "agent's are the agent's; set task.mode to move, or rollout.agent to null"
             )
         return self
 
