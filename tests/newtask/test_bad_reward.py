@@ -139,7 +139,7 @@ def test_the_run_stops_with_the_record_the_reply_and_the_reason(runs, what):
     run = runs[what]
     assert run.status == 2, run.err
     assert run.told in run.err
-    assert "the reply: '<tool_call>" in run.err
+    assert "the reply: '" in run.err and "read as set_size({'size': " in run.err
     assert "Traceback" not in run.err
 
 
