@@ -77,5 +77,8 @@ def rollout_params(dtype: str = "float32") -> RolloutParams:
         top_p=1.0,
         top_k=0,
         thinking=False,
+        agent=None,
+        agent_timeout=60.0,
+        agent_turns=16,
         vllm=VllmParams(dtype=dtype, memory_share=0.01, max_model_len=256),
     )

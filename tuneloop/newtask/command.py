@@ -17,7 +17,6 @@ from pathlib import Path
 
 import tuneloop
 from tuneloop.errors import UserError
-from tuneloop.tasks import task_names
 
 TEMPLATE = Path(__file__).parent / "template"
 LONGEST = 40
@@ -85,6 +84,9 @@ def require_name(name: str, project: Path) -> None:
             f"{name!r} cannot be a task's name: write small letters, digits and _, a letter first, at most {LONGEST}, "
             "and no word of Python's own"
         )
+    # Here, so that `tuneloop doctor` runs where what tasks need is missing.
+    from tuneloop.tasks import task_names
+
     taken = project / "tuneloop" / "tasks" / name
     if name in task_names() or taken.exists() or taken.with_suffix(".py").exists():
         raise UserError(f"{name!r} is taken (tuneloop/tasks/{name}); choose another name, or edit what is there")
