@@ -179,9 +179,9 @@ def test_agents_that_raise_hang_flood_block_or_say_nothing_lose_their_own_episod
     assert flat(asker.ask(taken[5:], [[4]], SAMPLING))[0].fault is None
 
 
-def test_an_agent_that_blocks_for_less_than_the_timeout_takes_nobody_elses_time(asking: Asking, records: list) -> None:
+def test_an_agent_that_blocks_for_less_than_the_timeout_takes_nobodys_time(asking: Asking, records: list) -> None:
     taken = [{**records[i], "id": f"record-{i}"} for i in range(3)]
-    found = asking(f"{OF_TESTS}:dawdles", {"rollout.agent_timeout": 1.0}).ask(taken, seeds_of(taken, 1), SAMPLING)
+    found = asking(f"{OF_TESTS}:dawdles", {"rollout.agent_timeout": 2.5}).ask(taken, seeds_of(taken, 1), SAMPLING)
     assert [answer.fault for answer in flat(found)] == [None] * 3
 
 
