@@ -15,7 +15,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from random import Random
-from statistics import fmean
 from typing import Any, Literal
 
 from tuneloop.artifacts import compact_json
@@ -32,6 +31,7 @@ from tuneloop.tasks.plain_parts import (
 )
 from tuneloop.tasks.plain_records import answer_of, checked_record, read_records, texts_of
 from tuneloop.tasks.plain_reward import HIGHEST, LOWEST, Reply, Reward, raised, relative, rewarded
+from tuneloop.tasks.reference import expected
 from tuneloop.toolcalls.contract import Fault, Tool, ToolCall
 
 __all__ = ["Outcome", "PlainTask", "Reply", "plain_task", "tool"]
@@ -227,11 +227,8 @@ class PlainTask:
         answers = [(record, answer_of(record, self.tools)) for record in records]
         if all(call is not None for _, call in answers):
             players["the known answer"] = [self.score(record, call) for record, call in answers]
-        return {player: self._summary(earned) for player, earned in players.items()}
-
-    def _summary(self, earned: Sequence[Outcome]) -> dict[str, float]:
-        shares = {key: fmean(o.name in codes for o in earned) for key, codes in self.measures.items()}
-        return {"reward": fmean(o.reward for o in earned), **shares}
+        # Each player has equally many answers to every record, so one row of them all has the same mean.
+        return {player: expected([earned], self.measures) for player, earned in players.items()}
 
 
 def _is_message(message: Any) -> bool:

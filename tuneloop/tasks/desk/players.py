@@ -10,6 +10,7 @@ from tuneloop.tasks.desk.prompt import REASONS
 from tuneloop.tasks.desk.reward import call_outcome
 from tuneloop.tasks.desk.rules import due
 from tuneloop.tasks.desk.tickets import Facts
+from tuneloop.tasks.reference import expected
 from tuneloop.toolcalls.contract import ToolCall
 
 Choices = Callable[[Facts], list[ToolCall]]
@@ -54,14 +55,7 @@ def reference_players(tickets: Sequence[Facts], measures: Mapping[str, frozenset
         "words, not numbers": by_keywords,
         "best possible": lambda facts: [due(facts)],
     }
-    table = {}
-    for player, choices in players.items():
-        outcomes = [[call_outcome(facts, call) for call in choices(facts)] for facts in tickets]
-        table[player] = {"reward": _mean_of_means([[o.reward for o in row] for row in outcomes])}
-        for measure, names in measures.items():
-            table[player][measure] = _mean_of_means([[o.name in names for o in row] for row in outcomes])
-    return table
-
-
-def _mean_of_means(rows: Sequence[Sequence[float]]) -> float:
-    return math.fsum(math.fsum(row) / len(row) for row in rows) / len(rows)
+    return {
+        player: expected([[call_outcome(facts, call) for call in choices(facts)] for facts in tickets], measures)
+        for player, choices in players.items()
+    }

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
 
+from tuneloop.tasks.reference import expected
 from tuneloop.tasks.tictactoe.board import best_squares, finishing_squares, free_squares, other, to_move
 from tuneloop.tasks.tictactoe.reward import move_outcome
 
@@ -36,18 +36,10 @@ OPPONENTS: Mapping[str, Choices] = {"random": free_squares, "win/block": win_or_
 
 def reference_players(boards: Sequence[str], measures: Mapping[str, frozenset[str]]) -> dict[str, dict[str, float]]:
     """Exact expected reward and measure shares of every reference player, averaged over `boards`."""
-    table = {}
-    for player, choices in REFERENCE.items():
-        outcomes = [[move_outcome(board, square) for square in choices(board)] for board in boards]
-        table[player] = {"reward": _mean_of_means([[o.reward for o in row] for row in outcomes])}
-        for measure, names in measures.items():
-            table[player][measure] = _mean_of_means([[o.name in names for o in row] for row in outcomes])
-    return table
-
-
-def _mean_of_means(rows: Sequence[Sequence[float]]) -> float:
-    """Rounded once at the end (fsum), so that a share of all boards is 1.0 and not 1.0000000000000113."""
-    return math.fsum(math.fsum(row) / len(row) for row in rows) / len(rows)
+    return {
+        player: expected([[move_outcome(board, square) for square in choices(board)] for board in boards], measures)
+        for player, choices in REFERENCE.items()
+    }
 
 
 def opponent_move(name: str) -> Callable[[str, Random], int]:
