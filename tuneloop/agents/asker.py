@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -16,6 +15,7 @@ from tuneloop.errors import UserError
 from tuneloop.params import RolloutParams
 from tuneloop.rollout.ask import Answer, Asker
 from tuneloop.rollout.contract import Reply, Sampling
+from tuneloop.rollout.reply_table import hash_of_ids
 from tuneloop.rollout.trajectory import Trajectory, Turn
 from tuneloop.tasks.contract import Record, scored
 from tuneloop.toolcalls import Fault, calls_as_json
@@ -71,7 +71,7 @@ class AgentAsker(Asker):
         turns = answer.trajectory.turns
         first = turns[0].prompt if turns else self.prompt(record, 0)
         return super().row(record, sample, answer, **kind) | {
-            "prompt_hash": hashlib.sha256(" ".join(map(str, first)).encode()).hexdigest()[:16],
+            "prompt_hash": hash_of_ids(first),
             "turns": [{"text": t.text, "call": t.call, "length": len(t.reply.ids)} for t in turns],
             "rewarded_by": "agent" if answer.by_agent else "task",
             "fault": answer.fault,

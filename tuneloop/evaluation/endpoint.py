@@ -23,9 +23,10 @@ from tuneloop.params import Params
 from tuneloop.policies.chat import without_tools
 from tuneloop.progress import Progress
 from tuneloop.rollout.contract import FinishReason, Sampling
+from tuneloop.rollout.reply_table import hash_of_text, reply_row
 from tuneloop.tasks import load_task
 from tuneloop.tasks.contract import Outcome, Record, Task, scored
-from tuneloop.toolcalls import Fault, Reasoning, ToolCall, calls_as_json, load_dialect
+from tuneloop.toolcalls import Fault, Reasoning, ToolCall, load_dialect
 
 SEEDS = 2**31
 """Seeds are sent modulo this: some servers take no more than 31 bits."""
@@ -61,6 +62,10 @@ class EndpointAnswer:
     text: str
     reading: ToolCall | Fault
     outcome: Outcome
+
+    @property
+    def length(self) -> int | None:
+        return self.message.tokens
 
     @property
     def finish_reason(self) -> FinishReason:
@@ -118,23 +123,10 @@ class EndpointAsker:
         return [[self._answer(record, next(messages)) for _ in of_record] for record, of_record in zip(records, seeds)]
 
     def row(self, record: Record, sample: int, answer: EndpointAnswer, **kind: Any) -> dict[str, Any]:
-        """The reply table's row, column by column as `Asker.row` writes it. `prompt_hash` is of messages and tools (an
+        """The reply table's row, as `Asker.row` writes it. `prompt_hash` is of messages and tools (an
         endpoint shows no tokens), `length` null where the endpoint counts none."""
-        return {
-            "id": record["id"],
-            "board": self.task.show(record),
-            "stratum": self.task.stratum(record),
-            "cluster": self.task.split_key(record),
-            **kind,
-            "sample": sample,
-            "prompt_hash": hashlib.sha256(compact_json(self.prompt(record)).encode()).hexdigest()[:16],
-            "text": answer.text,
-            "call": calls_as_json(answer.reading),
-            "outcome": answer.outcome.name,
-            "reward": answer.outcome.reward,
-            "length": answer.message.tokens,
-            "finish_reason": answer.finish_reason,
-        }
+        prompt_hash = hash_of_text(compact_json(self.prompt(record)))
+        return reply_row(self.task, record, sample, answer, prompt_hash, **kind)
 
     def _answer(self, record: Record, message: Message) -> EndpointAnswer:
         self.unread_arguments += any(call.arguments is None for call in message.calls)

@@ -3,16 +3,16 @@ and the browser board share: same template, same tools, same limits, same readin
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tuneloop.policies.policy import Policy
-from tuneloop.rollout.contract import Engine, Reply, Sampling
+from tuneloop.rollout.contract import Engine, FinishReason, Reply, Sampling
+from tuneloop.rollout.reply_table import hash_of_ids, reply_row
 from tuneloop.rollout.trajectory import Trajectory
 from tuneloop.tasks.contract import Outcome, Record, Task, scored
-from tuneloop.toolcalls import Fault, ToolCall, calls_as_json, load_dialect, read_reply
+from tuneloop.toolcalls import Fault, ToolCall, load_dialect, read_reply
 
 READINGS_KEPT = 100_000
 
@@ -33,6 +33,11 @@ class Answer:
     def length(self) -> int:
         """Tokens that the policy sampled."""
         return len(self.reply.ids) if self.trajectory is None else self.trajectory.length
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        """Of the last reply."""
+        return self.reply.finish_reason
 
     @property
     def fault(self) -> str | None:
@@ -94,22 +99,5 @@ class Asker:
         return self._readings[key]
 
     def row(self, record: Record, sample: int, answer: Answer, **kind: Any) -> dict[str, Any]:
-        """The reply table's row; `kind` holds the columns that differ (decoding, or step)."""
-        prompt = self.prompt(record, 0)
-        head = {"step": kind["step"]} if "step" in kind else {}
-        return {
-            **head,
-            "id": record["id"],
-            "board": self.task.show(record),
-            "stratum": self.task.stratum(record),
-            "cluster": self.task.split_key(record),
-            **({"decoding": kind["decoding"]} if "decoding" in kind else {}),
-            "sample": sample,
-            "prompt_hash": hashlib.sha256(" ".join(map(str, prompt)).encode()).hexdigest()[:16],
-            "text": answer.text,
-            "call": calls_as_json(answer.reading),
-            "outcome": answer.outcome.name,
-            "reward": answer.outcome.reward,
-            "length": answer.length,
-            "finish_reason": answer.reply.finish_reason,
-        }
+        """The reply table's row; `kind` is the column that differs: `decoding`, or `step`."""
+        return reply_row(self.task, record, sample, answer, hash_of_ids(self.prompt(record, 0)), **kind)
