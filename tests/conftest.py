@@ -87,6 +87,26 @@ socket.socket.connect = socket.socket.connect_ex = socket.create_connection = so
 '''
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests come first, so that no process is left with a long one while the others are done."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `--dist loadfile` the tests of the flows stay together too: they share one server of Prefect's."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFileOrServer(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "tests/flows" if nodeid.startswith("tests/flows/") else super()._split_scope(nodeid)
+
+    return ByFileOrServer(config, log)
+
+
 @pytest.fixture(scope="session")
 def root() -> Path:
     """The project's folder."""

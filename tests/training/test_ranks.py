@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import pytest
 import torch
 from ranks_script import results, trainer_of
 
+from stages import train as train_stage
 from tuneloop.params import parse_params
 
 GPUS = torch.cuda.device_count()
@@ -147,56 +148,81 @@ def test_a_state_of_two_ranks_is_continued_by_one(
 # The stage
 
 
+@pytest.fixture
+def here(workspace: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The workspace, in which `train_stage.main()` runs as `python -m stages.train` does, launcher included."""
+    monkeypatch.chdir(workspace)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    before = signal.getsignal(signal.SIGTERM)
+    yield workspace
+    signal.signal(signal.SIGTERM, before)
+
+
 def newest_state(workspace: Path) -> str:
     return max((path.name for path in (workspace / ".state" / "train").glob("*/step-*.pt")), default="")
 
 
 def test_the_stage_starts_its_ranks_itself_and_writes_what_one_rank_writes(
-    workspace: Path, write_params: Callable[..., None], environment: dict[str, str]
+    here: Path, write_params: Callable[..., None], capfd: pytest.CaptureFixture[str]
 ) -> None:
     written = []
     for ranks in (1, 2):
-        write_params(workspace, {"machine.ranks": ranks, "train.lora.rank": 3, "train.keep_replies_every": 1})
-        done = subprocess.run(
-            [sys.executable, "-m", "stages.train"], cwd=workspace, env=environment, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert done.stdout.count("[train] started") == 1, "one rank speaks"
-        assert "continuing" not in done.stdout
-        out = workspace / "data" / "train"
+        write_params(here, {"machine.ranks": ranks, "train.lora.rank": 3, "train.keep_replies_every": 1})
+        status, said = train_stage.main(), capfd.readouterr()
+        assert status == 0, said.out + said.err
+        assert said.out.count("[train] started") == 1, "one rank speaks"
+        assert "continuing" not in said.out
+        out = here / "data" / "train"
         files = {str(p.relative_to(out)) for p in out.rglob("*") if p.is_file()}
         written.append((files, (out / "replies.jsonl").read_text(), json.loads((out / "metrics.json").read_text())))
-        out.rename(workspace / f"train{ranks}")
-        (workspace / ".state").rename(workspace / f"state{ranks}")
+        out.rename(here / f"train{ranks}")
+        (here / ".state").rename(here / f"state{ranks}")
     assert written[0] == written[1]
     assert "policy/adapter/adapter_model.safetensors" in written[0][0]
 
 
+RANK = """
+import os, sys, time
+from tuneloop.training.launch import end_with_the_launcher, launch, launched
+
+if not launched():
+    sys.exit(launch("rank", 2))
+end_with_the_launcher()
+open("at-work-" + os.environ["RANK"], "w").close()
+time.sleep(600)
+"""
+"""Starts itself as two ranks, as the stage does, without the seconds that its imports take."""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_no_rank_goes_on_without_its_launcher(tmp_path: Path, environment: dict[str, str], number: int) -> None:
+    (tmp_path / "rank.py").write_text(RANK, encoding="utf-8")
+    process = subprocess.Popen([sys.executable, "-m", "rank"], cwd=tmp_path, env=environment)
+    deadline = time.monotonic() + 60
+    while len(list(tmp_path.glob("at-work-*"))) < 2:
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    children = psutil.Process(process.pid).children()
+    process.send_signal(number)
+    process.wait(timeout=30)
+    assert len(children) == 2
+    assert not psutil.wait_procs(children, timeout=10)[1]
+
+
 def test_a_rank_that_dies_ends_the_run_in_words_and_another_number_of_ranks_goes_on(
-    workspace: Path, write_params: Callable[..., None], environment: dict[str, str]
+    here: Path, write_params: Callable[..., None], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    write_params(workspace, {"machine.ranks": 2, "train.steps": 200})
-    command = [sys.executable, "-m", "stages.train"]
-
-    def started() -> tuple[subprocess.Popen[str], list[psutil.Process]]:
-        """The stage, running, once it has saved a state more, and its ranks."""
-        before = newest_state(workspace)
-        process = subprocess.Popen(
-            command, cwd=workspace, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        deadline = time.monotonic() + 120
-        while newest_state(workspace) <= before:
-            assert process.poll() is None and time.monotonic() < deadline, process.communicate()[0]
-            time.sleep(0.01)
-        return process, psutil.Process(process.pid).children()
-
-    for number in (signal.SIGKILL, signal.SIGTERM):
-        process, children = started()
-        process.send_signal(number)
-        process.wait(timeout=30)
-        assert not psutil.wait_procs(children, timeout=10)[1], "no rank goes on without its launcher"
-
-    process, children = started()
+    run = {"train.steps": 40, "train.evaluate_every": 40, "train.keep_replies_every": 40}
+    write_params(here, run | {"machine.ranks": 2})
+    process = subprocess.Popen(
+        [sys.executable, "-m", "stages.train"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    deadline = time.monotonic() + 120
+    while not newest_state(here):
+        assert process.poll() is None and time.monotonic() < deadline, process.communicate()[0]
+        time.sleep(0.01)
+    children = psutil.Process(process.pid).children()
     second = next(child for child in children if child.environ()["RANK"] == "1")
     os.kill(second.pid, signal.SIGKILL)
     said = process.communicate(timeout=60)[0]
@@ -204,21 +230,19 @@ def test_a_rank_that_dies_ends_the_run_in_words_and_another_number_of_ranks_goes
     assert "rank 1 of 2 was killed (SIGKILL), so the run was stopped; run the same command again" in said
     assert "Traceback" not in said
     assert not psutil.wait_procs(children, timeout=10)[1]
-    assert not (workspace / "data" / "train").exists(), "nothing is written before the end"
+    assert not (here / "data" / "train").exists(), "nothing is written before the end"
 
-    write_params(workspace, {"machine.ranks": 1, "train.steps": 200})
-    done = subprocess.run(command, cwd=workspace, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"continuing after step \d+ of 200", done.stdout)
+    write_params(here, run | {"machine.ranks": 1})
+    capfd.readouterr()
+    assert train_stage.main() == 0
+    assert re.search(r"continuing after step \d+ of 40", capfd.readouterr().out)
 
 
 def test_a_mistake_in_the_parameters_is_said_once_whatever_the_number_of_ranks(
-    workspace: Path, write_params: Callable[..., None], environment: dict[str, str]
+    here: Path, write_params: Callable[..., None], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    write_params(workspace, {"rollout.top_p": 0.9, "machine.ranks": 2})
-    done = subprocess.run(
-        [sys.executable, "-m", "stages.train"], cwd=workspace, env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert done.stderr.count("rollout.top_p=0.9") == 1
-    assert "Traceback" not in done.stderr
+    write_params(here, {"rollout.top_p": 0.9, "machine.ranks": 2})
+    status, said = train_stage.main(), capfd.readouterr()
+    assert status == 2, said.out + said.err
+    assert said.err.count("rollout.top_p=0.9") == 1
+    assert "Traceback" not in said.err
