@@ -1,7 +1,8 @@
 """`params.yaml` as typed values. A section is named after the stage or shared part that reads it.
 
 Keys for which the presets of `tuneloop/policies/presets.yaml` have values may be null there: they become the
-value of the preset that `policy.source` names, before anything else is looked at. So every value here is a real one.
+value of the preset that `policy.source` names, or the task's own for that preset, before anything else is looked at.
+So every value here is a real one.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from tuneloop.errors import UserError
-from tuneloop.policies.presets import origin_of, preset_keys, preset_of
+from tuneloop.policies.presets import Algorithm, origin_of, preset_keys, preset_of
+from tuneloop.tasks.values import values
 
 Positive = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, lt=1)]
@@ -104,7 +106,7 @@ class LoraParams(Section):
 
 
 class TrainParams(Section):
-    algorithm: Literal["gspo", "gspo_token", "grpo", "dr_grpo", "dapo", "sft", "dpo"]
+    algorithm: Algorithm
     examples: str | None
     dpo_beta: Annotated[float, Field(gt=0)]
     sft_least_reward: float | None
@@ -247,8 +249,8 @@ def load_params(path: Path | str = "params.yaml") -> Params:
 
 
 def parse_params(tree: Any, where: str) -> Params:
-    """Params from nested mappings, nulls taken from the preset; errors as `load_params`, with `where` as the
-    file's name."""
+    """Params from nested mappings, nulls taken from the preset and the task; errors as `load_params`, with `where`
+    as the file's name."""
     try:
         filled = with_preset_values(tree)
     except UserError as error:
@@ -260,23 +262,20 @@ def parse_params(tree: Any, where: str) -> Params:
 
 
 def with_preset_values(tree: Any) -> Any:
-    """`tree` (not changed) with the preset's value for every null key that presets have values for.
+    """`tree` (not changed) with a value for every null key that presets have values for: `tuneloop.tasks.values`.
 
     A key stays null where `policy.source` is a hub id or folder without preset. Raises UserError for a source that
-    is none of the three, and for a `policy.like` that is no preset or not needed.
+    is none of the three, for a `policy.like` that is no preset or not needed, and for a task's faulty values.yaml.
     """
-    policy = tree.get("policy") if isinstance(tree, dict) else None
-    source, like = (policy.get(key) for key in ("source", "like")) if isinstance(policy, dict) else (None, None)
-    if not isinstance(source, str) or not isinstance(like, str | None):
+    source, like = _text(tree, "policy", "source"), _text(tree, "policy", "like")
+    if source is None:
         return tree
     preset = preset_of(source, like)
     if preset is None:
         origin_of(source)
         return tree
     out = dict(tree)
-    train = tree.get("train")
-    algorithm = train.get("algorithm") if isinstance(train, dict) else None
-    for key, value in preset.values(algorithm if isinstance(algorithm, str) else None).items():
+    for key, value in values(preset, _text(tree, "task", "name"), _text(tree, "train", "algorithm")).items():
         *sections, name = key.split(".")
         node = out
         for section in sections:
@@ -290,14 +289,22 @@ def with_preset_values(tree: Any) -> Any:
     return out
 
 
+def _text(tree: Any, section: str, name: str) -> str | None:
+    """A text in nested mappings that need not be valid yet; None for anything else."""
+    part = tree.get(section) if isinstance(tree, dict) else None
+    found = part.get(name) if isinstance(part, dict) else None
+    return found if isinstance(found, str) else None
+
+
 def resolved_text(path: Path | str = "params.yaml") -> str:
-    """The file as it is, comments and all, with the preset's value where it says null. Errors as `load_params`."""
+    """The file as it is, comments and all, with its value for each null that has one. Errors as `load_params`."""
     load_params(path)
     yaml, out = YAML(), StringIO()
     yaml.width = 120
     tree = yaml.load(Path(path).read_text(encoding="utf-8"))
     preset = preset_of(tree["policy"]["source"], tree["policy"]["like"])
-    for key, value in ({} if preset is None else preset.values(tree["train"]["algorithm"])).items():
+    found = {} if preset is None else values(preset, tree["task"]["name"], tree["train"]["algorithm"])
+    for key, value in found.items():
         *sections, name = key.split(".")
         section = reduce(getitem, sections, tree)
         if section[name] is None:

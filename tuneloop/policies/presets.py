@@ -23,6 +23,8 @@ PATH = Path(__file__).with_suffix(".yaml")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 Kind = Literal["builder", "package", "hub"]
+Algorithm = Literal["gspo", "gspo_token", "grpo", "dr_grpo", "dapo", "sft", "dpo"]
+"""What `train.algorithm` may be."""
 
 
 class Part(BaseModel):
@@ -75,7 +77,8 @@ class LoraTargets(Part):
 
 class Preset(Part):
     """One entry of presets.yaml. `params`: by dotted key, the values for keys that params.yaml leaves null;
-    `algorithms`: those that differ under a `train.algorithm`. `training`: None, or why it cannot be trained."""
+    `algorithms`: those that differ under a `train.algorithm`; a task may have others (`tuneloop.tasks.values`).
+    `training`: None, or why it cannot be trained."""
 
     name: str
     about: str
@@ -86,13 +89,9 @@ class Preset(Part):
     needs: Needs
     lora: LoraTargets
     params: Mapping[str, Any]
-    algorithms: Mapping[str, Mapping[str, Any]]
+    algorithms: Mapping[Algorithm, Mapping[str, Any]]
     training: str | None = None
     serve: tuple[str, ...] = ()
-
-    def values(self, algorithm: Any) -> dict[str, Any]:
-        """`params` as they are under this `train.algorithm`."""
-        return {**self.params, **self.algorithms.get(algorithm, {})}
 
 
 @cache
