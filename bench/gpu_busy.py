@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
+from time import perf_counter
 
 import torch
 
@@ -79,15 +80,22 @@ def measured(trainer: Trainer, steps: int) -> tuple[dict[str, float], dict[str, 
         with counting(found["rollout"]):
             return roll_out()
 
-    for _ in range(WARM_UP + steps):
+    def step(what: str, number: int) -> None:
+        started = perf_counter()
         next(running)
+        print(f"[gpu_busy] {what} {number + 1}: {perf_counter() - started:.2f} s", file=sys.stderr, flush=True)
+
+    for number in range(WARM_UP):
+        step("warm-up", number)
+    for number in range(steps):
+        step("step", number)
     trainer._roll_out = profiled_rollout
-    for _ in range(steps):
-        next(running)
+    for number in range(steps):
+        step("profiled rollout", number)
     trainer._roll_out = roll_out
-    for _ in range(steps):
+    for number in range(steps):
         with counting(found["step"]):
-            next(running)
+            step("profiled step", number)
     rows = trainer.tables.timings[WARM_UP : WARM_UP + steps]
     seconds = {part: median(row[f"{part}_seconds"] for row in rows) for part in ("rollout", "train")}
     seconds["step"] = median(row["rollout_seconds"] + row["train_seconds"] for row in rows)
@@ -97,11 +105,14 @@ def measured(trainer: Trainer, steps: int) -> tuple[dict[str, float], dict[str, 
 
 @contextmanager
 def counting(seconds: list[float]) -> Iterator[None]:
-    """Append the seconds that the GPU computed inside."""
+    """Append the seconds that the GPU computed inside: summed over the raw events, since the profiler's own tables
+    take seconds to build for the ten thousands of kernels of a step."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         yield
         torch.cuda.synchronize()
-    seconds.append(sum(event.self_device_time_total for event in profile.key_averages()) / 1e6)
+    events = profile.profiler.kineto_results.events()
+    computed = [e for e in events if e.device_type() == torch.autograd.DeviceType.CUDA and not e.is_user_annotation()]
+    seconds.append(sum(event.duration_ns() for event in computed) / 1e9)
 
 
 if __name__ == "__main__":
