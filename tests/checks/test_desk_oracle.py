@@ -15,7 +15,7 @@ from tuneloop.tasks.desk.oracle import REWARDS, oracle
 from tuneloop.tasks.desk.players import calls_of
 from tuneloop.tasks.desk.prompt import REASONS
 from tuneloop.tasks.desk.rules import due
-from tuneloop.tasks.desk.second_reader import READERS
+from tuneloop.tasks.second_reader import READERS
 from tuneloop.toolcalls import Reasoning, ToolCall, dialect_names, load_dialect, read_reply
 
 TASK = load_task("desk")

@@ -10,7 +10,8 @@ import pytest
 from tuneloop.checks import load_checks
 from tuneloop.errors import UserError
 from tuneloop.tasks import load_task
-from tuneloop.tasks.tictactoe.oracle import READERS, REWARDS, move, oracle
+from tuneloop.tasks.second_reader import READERS
+from tuneloop.tasks.tictactoe.oracle import REWARDS, move, oracle
 from tuneloop.toolcalls import Reasoning, ToolCall, dialect_names, load_dialect, read_reply
 
 TASK = load_task("tictactoe")
@@ -125,7 +126,7 @@ def test_the_replies_of_every_dialect_that_a_policy_may_write_can_be_checked():
 
 
 def test_a_dialect_that_the_oracle_cannot_read_is_refused_with_the_ones_it_can():
-    with pytest.raises(UserError, match=r"'other'.*hermes, glm, llama, plain, qwen3_coder"):
+    with pytest.raises(UserError, match=r"'other'.*glm, hermes, llama, plain, qwen3_coder"):
         oracle(EMPTY, "", None, "other")
 
 

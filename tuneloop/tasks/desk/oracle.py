@@ -10,8 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from tuneloop.errors import UserError
-from tuneloop.tasks.desk.second_reader import READERS, Tools, read_call, visible
+from tuneloop.tasks.second_reader import Tools, second_reading
 from tuneloop.toolcalls.contract import Reasoning
 
 REWARDS = {
@@ -102,13 +101,7 @@ def oracle(shown: str, text: str, reasoning: Reasoning | None, dialect: str) -> 
 
     Never raises for any text. Raises UserError for a dialect that it cannot read.
     """
-    if dialect not in READERS:
-        raise UserError(
-            f"the replies are written in the dialect {dialect!r}, which the check of rewards cannot read "
-            f"(it reads {', '.join(READERS)}); add a reader to tuneloop/tasks/desk/second_reader.py"
-        )
-    answer = visible(text, reasoning)
-    found = "no_call" if answer is None else read_call(answer, dialect, TOOLS)
+    found = second_reading(text, reasoning, dialect, TOOLS)
     outcome = found if isinstance(found, str) else judge(shown, *found)
     return outcome, REWARDS[outcome]
 

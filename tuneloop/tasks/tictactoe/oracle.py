@@ -1,22 +1,19 @@
 """A second opinion on every reply: outcome and reward from the board and the text alone.
 
-Nothing here is shared with the code that it checks (`board`, `reward`, `tuneloop.toolcalls`), and
-the ways are different where they can be, so that a bug on either side shows up as a disagreement:
-lines are sums in a magic square, play is searched over sets of numbers, reasoning is cut by
-splitting at its closing marker, and calls are found by one regular expression a dialect.
+Nothing here is shared with the code that it checks (`board`, `reward`, the reader of replies), and the ways are
+different where they can be, so that a bug on either side shows up as a disagreement: lines are sums in a magic
+square, play is searched over sets of numbers, and calls are read by `tuneloop.tasks.second_reader`.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import re
-from collections.abc import Callable
 from functools import cache
 from itertools import combinations
 from typing import Any
 
-from tuneloop.errors import UserError
+from tuneloop.tasks.second_reader import Tools, second_reading
 from tuneloop.toolcalls.contract import Reasoning
 
 MAGIC = (2, 7, 6, 9, 5, 1, 4, 3, 8)
@@ -33,7 +30,7 @@ REWARDS = {
     "win": 1.0,
 }
 
-FAULTS = ("no_call", "several_calls", "wrong_tool", "bad_arguments")
+TOOLS: Tools = {"choose_square": {"square": range(1, 10)}}
 
 
 def oracle(shown: str, text: str, reasoning: Reasoning | None, dialect: str) -> tuple[str, float]:
@@ -41,15 +38,15 @@ def oracle(shown: str, text: str, reasoning: Reasoning | None, dialect: str) -> 
 
     Never raises for any text. Raises UserError for a dialect that it cannot read.
     """
-    if dialect not in READERS:
-        raise UserError(
-            f"the replies are written in the dialect {dialect!r}, which the check of rewards cannot read "
-            f"(it reads {', '.join(READERS)}); add a reader to tuneloop/tasks/tictactoe/oracle.py"
-        )
-    answer = outside_reasoning(text, reasoning)
-    square = "no_call" if answer is None else READERS[dialect](answer)
+    square = _chosen(text, reasoning, dialect)
     outcome = square if isinstance(square, str) else move(shown, square)
     return outcome, REWARDS[outcome]
+
+
+def _chosen(text: str, reasoning: Reasoning | None, dialect: str) -> int | str:
+    """The square that a reply chooses, or its fault."""
+    found = second_reading(text, reasoning, dialect, TOOLS)
+    return found if isinstance(found, str) else found[1]["square"]
 
 
 def move(shown: str, square: int) -> str:
@@ -88,8 +85,7 @@ def episode_oracle(
         if reward < 0:
             end = outcome
         else:
-            answer = outside_reasoning(turn["text"], reasoning)
-            cells = _marked(cells, READERS[dialect](answer), "X")
+            cells = _marked(cells, _chosen(turn["text"], reasoning, dialect), "X")
             end = "won" if outcome == "win" else "drawn" if "." not in cells else None
         if end is None and turn["result"] is None:
             end = "lost" if _can_finish(cells) else "not played to its end"
@@ -128,191 +124,3 @@ def _score(own: frozenset[int], other: frozenset[int]) -> int:
         return -1
     free = frozenset(MAGIC) - own - other
     return max((-_score(other, own | {number}) for number in free), default=0)
-
-
-def outside_reasoning(text: str, reasoning: Reasoning | None) -> str | None:
-    """The reply without its reasoning; None if a reasoning never closes.
-
-    A closing marker without an opening one takes everything before it along: the reply may have
-    begun inside its reasoning.
-    """
-    if reasoning is None:
-        return text
-    if reasoning.opened_by_prompt:
-        text = reasoning.open + text
-    *closed, last = text.split(reasoning.close)
-    if reasoning.open in last:
-        return None
-    kept: list[str] = []
-    for part in closed:
-        before, opening, _ = part.partition(reasoning.open)
-        kept = [*kept, before] if opening else []
-    # A delete character has no place in a call, so none can be read across a cut.
-    return "\x7f".join(part for part in [*kept, last] if part.strip())
-
-
-def read_hermes(answer: str) -> int | str:
-    """`<tool_call>{"name": …, "arguments": {…}}</tool_call>`, white space free inside the markers."""
-    body = _only_call(answer)
-    if body in FAULTS:
-        return body
-    return _square_in(body, "arguments")
-
-
-_CODER_CALL = re.compile(r"[ \t\n\r]*<function=([^>]*)>(.*)</function>[ \t\n\r]*", re.DOTALL)
-_CODER_SQUARE = re.compile(r"[ \t\n\r]*<parameter=square>\n?([1-9])\n?</parameter>[ \t\n\r]*")
-
-
-def read_qwen3_coder(answer: str) -> int | str:
-    """`<tool_call><function=name><parameter=key>value</parameter></function></tool_call>`, white space free
-    between the tags; a line break at either end of a value does not count."""
-    body = _only_call(answer)
-    if body in FAULTS:
-        return body
-    if body.count("<function=") > 1:
-        return "several_calls"
-    call = _CODER_CALL.fullmatch(body)
-    if call is None:
-        return "bad_arguments"
-    if call[1] != "choose_square":
-        return "wrong_tool"
-    square = _CODER_SQUARE.fullmatch(call[2])
-    return int(square[1]) if square else "bad_arguments"
-
-
-def read_plain(answer: str) -> int | str:
-    """The whole answer is `{"name": …, "arguments": {…}}`, which may stand in one ```json fence."""
-    fenced = re.fullmatch(r"[ \t\n\r]*```json(.*)```[ \t\n\r]*", answer, re.DOTALL)
-    return _bare_object(fenced[1] if fenced else answer, "arguments")
-
-
-def read_llama(answer: str) -> int | str:
-    """The whole answer is `{"name": …, "parameters": {…}}`; `<|python_tag|>` may stand before it."""
-    return _bare_object(re.sub(r"\A[ \t\n\r]*<\|python_tag\|>", "", answer), "parameters")
-
-
-def _bare_object(answer: str, key: str) -> int | str:
-    """One JSON object and nothing else, found by counting brackets outside texts from its `{` to where it closes."""
-    answer = answer.strip(" \t\n\r")
-    if answer[:1] != "{" or answer[-1:] != "}":
-        return "no_call"
-    open_now = deepest = 0
-    inside = escaped = False
-    end = None
-    for at, character in enumerate(answer):
-        if inside:
-            inside = escaped or character != '"'
-            escaped = character == "\\" and not escaped
-        elif character == '"':
-            inside = True
-        elif character in "[{":
-            open_now += 1
-            deepest = max(deepest, open_now)
-        elif character in "]}":
-            open_now -= 1
-            if open_now == 0 and end is None:
-                end = at + 1
-    if open_now > 0 or end is None:
-        return "no_call"
-    rest = answer[end:].strip(" \t\n\r")
-    try:
-        if deepest > 64:
-            raise ValueError("nested too deeply")
-        _json(answer[:end])
-    except (ValueError, RecursionError):
-        return "bad_arguments"
-    if rest:
-        return "several_calls" if rest.lstrip(" \t\n\r,;").startswith("{") else "no_call"
-    return _square_in(answer, key)
-
-
-def _square_in(text: str, key: str) -> int | str:
-    """The square that a JSON object with a name and an object of arguments under `key` chooses, or its fault."""
-    try:
-        written = _json(text)
-    except (ValueError, RecursionError):
-        return "bad_arguments"
-    if not isinstance(written, dict) or written.keys() != {"name", key}:
-        return "bad_arguments"
-    name, arguments = written["name"], written[key]
-    if not isinstance(name, str) or not isinstance(arguments, dict):
-        return "bad_arguments"
-    if name != "choose_square":
-        return "wrong_tool"
-    square = arguments.get("square")
-    allowed = list(arguments) == ["square"] and type(square) is int and square in range(1, 10)
-    return square if allowed else "bad_arguments"
-
-
-_GLM_CALL = re.compile(r"[ \t\n\r]*([^<> \t\n\r]+)[ \t\n\r]*(<arg_key>.*)?", re.DOTALL)
-_GLM_SQUARE = re.compile(r"<arg_key>square</arg_key>[ \t\n\r]*<arg_value>([1-9])</arg_value>[ \t\n\r]*")
-
-
-def read_glm(answer: str) -> int | str:
-    """`<tool_call>name<arg_key>key</arg_key><arg_value>value</arg_value></tool_call>`, white space free
-    around the name and between the tags. Values are bare text: for a square, one digit."""
-    body = _only_call(answer)
-    if body in FAULTS:
-        return body
-    call = _GLM_CALL.fullmatch(body)
-    if call is None:
-        return "bad_arguments"
-    if call[1] != "choose_square":
-        return "wrong_tool"
-    square = _GLM_SQUARE.fullmatch(call[2] or "")
-    return int(square[1]) if square else "bad_arguments"
-
-
-READERS: dict[str, Callable[[str], int | str]] = {
-    "hermes": read_hermes,
-    "glm": read_glm,
-    "llama": read_llama,
-    "plain": read_plain,
-    "qwen3_coder": read_qwen3_coder,
-}
-"""By dialect: the square that an answer chooses, or its fault."""
-
-
-def _only_call(answer: str) -> str:
-    """What stands between the only `<tool_call>` and the only `</tool_call>`, or a fault. The markers
-    are reserved: an opening one is a call wherever it stands, an unpartnered closing one spoils it."""
-    markers = re.findall("</?tool_call>", answer)
-    openings = markers.count("<tool_call>")
-    if openings != 1:
-        return "several_calls" if openings else "no_call"
-    if markers[-1] == "<tool_call>":
-        return "no_call"
-    return answer.split("<tool_call>")[1].split("</tool_call>")[0] if len(markers) == 2 else "bad_arguments"
-
-
-def _json(text: str) -> Any:
-    """The JSON value of `text`. ValueError for what is none, or beyond the documented bounds of the
-    reader: no key twice, 300 characters an integer, finite floats, 64 levels of nesting."""
-    value = json.loads(text, object_pairs_hook=_unique, parse_int=_int, parse_float=_float, parse_constant=_float)
-    if _depth(value) > 64:
-        raise ValueError("nested too deeply")
-    return value
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len({key for key, _ in pairs}) < len(pairs):
-        raise ValueError("a key twice")
-    return dict(pairs)
-
-
-def _int(digits: str) -> int:
-    if len(digits) > 300:
-        raise ValueError("too many digits")
-    return int(digits)
-
-
-def _float(digits: str) -> float:
-    if not math.isfinite(float(digits)):
-        raise ValueError("not a finite number")
-    return float(digits)
-
-
-def _depth(value: Any) -> int:
-    if not isinstance(value, dict | list):
-        return 0
-    return 1 + max(map(_depth, value.values() if isinstance(value, dict) else value), default=0)

@@ -1,4 +1,4 @@
-"""A second reader of replies, for the oracle: text → the one valid call, or the fault.
+"""A second reader of replies, for the oracles of tasks: text → the one valid call, or the fault.
 
 Nothing here is shared with `tuneloop.toolcalls`, and the ways are different where they can be: reasoning is cut by
 splitting at its closing marker, tags are read by regular expressions, and arguments are held against plain sets.
@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from tuneloop.errors import UserError
 from tuneloop.toolcalls.contract import Reasoning
 
 Tools = Mapping[str, Mapping[str, range | frozenset[str]]]
@@ -23,8 +24,23 @@ Found = tuple[str, dict[str, Any]] | str
 WHITE = " \t\n\r"
 
 
+def second_reading(text: str, reasoning: Reasoning | None, dialect: str, tools: Tools) -> Found:
+    """What the reply `text` says. Never raises for any text; UserError for a dialect that has no reader here."""
+    if dialect not in READERS:
+        raise UserError(
+            f"the replies are written in the dialect {dialect!r}, which the check of rewards cannot read "
+            f"(it reads {', '.join(READERS)}); add a reader to tuneloop/tasks/second_reader.py"
+        )
+    answer = visible(text, reasoning)
+    return "no_call" if answer is None else READERS[dialect](answer, tools)
+
+
 def visible(text: str, reasoning: Reasoning | None) -> str | None:
-    """The reply without its reasoning; None if a reasoning never closes."""
+    """The reply without its reasoning; None if a reasoning never closes.
+
+    A closing marker without an opening one takes everything before it along: the reply may have begun inside its
+    reasoning.
+    """
     if reasoning is None:
         return text
     *closed, rest = ((reasoning.open if reasoning.opened_by_prompt else "") + text).split(reasoning.close)
@@ -35,27 +51,25 @@ def visible(text: str, reasoning: Reasoning | None) -> str | None:
         if reasoning.open in part:
             said.append(part[: part.index(reasoning.open)])
         else:
-            said = []  # the closing marker of a reasoning that began unmarked
+            said = []
     # A delete character has no place in a call, so none can be read across a cut.
     return "\x7f".join(part for part in (*said, rest) if part.strip())
 
 
-def read_call(answer: str, dialect: str, tools: Tools) -> Found:
-    """The one valid call in a reply without its reasoning. `dialect`: a key of `READERS`."""
-    return READERS[dialect](answer, tools)
-
-
 def _hermes(answer: str, tools: Tools) -> Found:
+    """`<tool_call>{"name": …, "arguments": {…}}</tool_call>`, white space free inside the markers."""
     body, fault = _between_markers(answer)
     return fault or _from_json(body, "arguments", tools)
 
 
 def _plain(answer: str, tools: Tools) -> Found:
+    """The whole answer is `{"name": …, "arguments": {…}}`, which may stand in one ```json fence."""
     fenced = re.fullmatch(rf"[{WHITE}]*```json(.*)```[{WHITE}]*", answer, re.DOTALL)
     return _bare(fenced[1] if fenced else answer, "arguments", tools)
 
 
 def _llama(answer: str, tools: Tools) -> Found:
+    """The whole answer is `{"name": …, "parameters": {…}}`; `<|python_tag|>` may stand before it."""
     return _bare(re.sub(rf"\A[{WHITE}]*<\|python_tag\|>", "", answer), "parameters", tools)
 
 
@@ -64,6 +78,8 @@ _PARAMETER = rf"<parameter=([a-z]+)>\n?([A-Za-z0-9_]+)\n?</parameter>[{WHITE}]*"
 
 
 def _qwen3_coder(answer: str, tools: Tools) -> Found:
+    """`<tool_call><function=name><parameter=key>value</parameter></function></tool_call>`, white space free between
+    the tags; a line break at either end of a value does not count."""
     body, fault = _between_markers(answer)
     if fault:
         return fault
@@ -78,6 +94,8 @@ _PAIR = rf"<arg_key>([a-z]+)</arg_key>[{WHITE}]*<arg_value>([A-Za-z0-9_]+)</arg_
 
 
 def _glm(answer: str, tools: Tools) -> Found:
+    """`<tool_call>name<arg_key>key</arg_key><arg_value>value</arg_value></tool_call>`, white space free around the
+    name and between the tags. Values are bare text."""
     body, fault = _between_markers(answer)
     if fault:
         return fault
@@ -92,10 +110,12 @@ READERS: dict[str, Callable[[str, Tools], Found]] = {
     "plain": _plain,
     "qwen3_coder": _qwen3_coder,
 }
+"""By dialect: an answer without its reasoning → what it says."""
 
 
 def _between_markers(answer: str) -> tuple[str, str]:
-    """(what stands between the only `<tool_call>` and the only `</tool_call>`, no fault), or ("", fault)."""
+    """(what stands between the only `<tool_call>` and the only `</tool_call>`, no fault), or ("", fault). The markers
+    are reserved: an opening one is a call wherever it stands, an unpartnered closing one spoils it."""
     before, *openings = answer.split("<tool_call>")
     if len(openings) != 1:
         return "", "several_calls" if openings else "no_call"
