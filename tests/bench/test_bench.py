@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -24,18 +22,13 @@ def bench(root: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return bench
 
 
-def run(module: str, *arguments: object, root: Path, environment: dict[str, str]) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "-m", module, *map(str, arguments)], cwd=root, env=environment, capture_output=True, text=True
-    )
-
-
-def test_a_step_of_tuneloop_is_measured(root: Path, environment: dict[str, str], tmp_path: Path) -> None:
+def test_a_step_of_tuneloop_is_measured(bench: ModuleType, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     sizes = ("--boards", 2, "--replies", 2, "--new-tokens", 4, "--steps", 1, "--rounds", 1, "--threads", 1)
     found = tmp_path / "found.json"
-    done = run("bench.gspo_step", "--only", "tuneloop", *sizes, "--json", found, root=root, environment=environment)
-    assert done.returncode == 0, done.stderr
-    assert "whole step (s)" in done.stdout
+    status = bench.gspo_step.main([str(word) for word in ("--only", "tuneloop", *sizes, "--json", found)])
+    said = capsys.readouterr()
+    assert status == 0, said.err
+    assert "whole step (s)" in said.out
     numbers = json.loads(found.read_text(encoding="utf-8"))
     (one,) = numbers["runs"]
     assert len(one["steps"]) == 1  # the warm-up step is not counted
@@ -47,11 +40,13 @@ def test_a_step_of_tuneloop_is_measured(root: Path, environment: dict[str, str],
 
 
 @pytest.mark.slow
-def test_the_growth_of_costs_is_measured_and_drawn(root: Path, environment: dict[str, str], tmp_path: Path) -> None:
+def test_the_growth_of_costs_is_measured_and_drawn(
+    bench: ModuleType, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     table, image = tmp_path / "growth.csv", tmp_path / "growth.png"
     options = ("--sweeps", "replies", "--most", 16, "--repeats", 1, "--threads", 1, "--csv", table, "--image", image)
-    done = run("bench.cost_growth", *options, root=root, environment=environment)
-    assert done.returncode == 0, done.stderr
+    status = bench.cost_growth.main(list(map(str, options)))
+    assert status == 0, capsys.readouterr().err
     with open(table, encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert [(row["phase"], row["replies"], row["tokens"]) for row in rows] == [

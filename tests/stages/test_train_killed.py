@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from random import Random
@@ -21,9 +21,10 @@ FORKER = """
 import os, runpy, sys
 import tuneloop.training.trainer, tuneloop.policies.policy, transformers.models.qwen3.modeling_qwen3
 
-for _ in sys.stdin:
+for folder in sys.stdin:
     child = os.fork()
     if child == 0:
+        os.chdir(folder.rstrip())
         log = os.open("log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(log, 1), os.dup2(log, 2)
         try:
@@ -36,11 +37,11 @@ for _ in sys.stdin:
     print(child, flush=True)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
-"""Starts `stages.train` as `python -m` would, in a process of its own for every line of standard input,
-with the libraries already imported: that takes seconds, and dozens of processes are to be killed."""
+"""Starts `stages.train` as `python -m` would, in a process of its own in the folder that a line of standard input
+names, with the libraries already imported: that takes seconds, and dozens of processes are to be killed."""
 
 STEPS = 24
-KILLS = 24
+KILLS = 15
 OPTIONS = {
     "train.kl_coefficient": 0.1,
     "train.old_logprobs": "trainer",
@@ -62,26 +63,57 @@ def twins(
     return workspace, other
 
 
-def started(folder: Path, environment: dict[str, str]) -> subprocess.Popen[str]:
-    """The real stage, running, once it has saved two states more."""
-    before = states(folder, "step-*.pt")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "stages.train"],
-        cwd=folder,
+class Forker:
+    """One process at a time that runs the real stage; its output goes to log.txt in its folder."""
+
+    def __init__(self, process: subprocess.Popen[str]):
+        self.process = process
+
+    def start(self, folder: Path) -> int:
+        """The id of a stage that begins in `folder`."""
+        self.process.stdin.write(f"{folder}\n")
+        return int(self.process.stdout.readline())
+
+    def ended(self) -> int:
+        """How the stage ended, once it has: its exit status, or minus the signal."""
+        return int(self.process.stdout.readline())
+
+    def run(self, folder: Path) -> str:
+        """Run the stage to its end; what it said."""
+        before = len(log(folder))
+        self.start(folder)
+        assert self.ended() == 0, log(folder)
+        return log(folder)[before:]
+
+    def started(self, folder: Path) -> int:
+        """The id of a stage in `folder`, running, once it has saved two states more."""
+        before = states(folder, "step-*.pt")
+        child = self.start(folder)
+        wait_until(lambda: len(states(folder, "step-*.pt") - before) >= 2, child)
+        return child
+
+
+@pytest.fixture(scope="module")
+def forker(environment: dict[str, str]) -> Iterator[Forker]:
+    with subprocess.Popen(
+        [sys.executable, "-c", FORKER],
         env=environment,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
         text=True,
-    )
-    deadline = time.monotonic() + 120
-    while len(states(folder, "step-*.pt") - before) < 2:
-        assert process.poll() is None and time.monotonic() < deadline, process.communicate()[0]
-        time.sleep(0.0005)
-    return process
+        bufsize=1,
+    ) as process:
+        yield Forker(process)
+        process.stdin.close()
+
+
+def log(folder: Path) -> str:
+    path = folder / "log.txt"
+    return path.read_text(encoding="utf-8") if path.exists() else ""
 
 
 def train(folder: Path, environment: dict[str, str]) -> str:
-    """Run the real stage to its end; its output."""
+    """Run the real stage in a process that begins with nothing imported; its output."""
     done = subprocess.run(
         [sys.executable, "-m", "stages.train"], cwd=folder, env=environment, capture_output=True, text=True, timeout=120
     )
@@ -95,8 +127,10 @@ def states(folder: Path, pattern: str) -> set[str]:
 
 def wait_until(happened: Callable[[], object], child: int) -> None:
     """Return as soon as `happened()`; fail if the process `child` ends first."""
+    deadline = time.monotonic() + 120
     while not happened():
         os.kill(child, 0)
+        assert time.monotonic() < deadline
         time.sleep(0.0005)
 
 
@@ -108,39 +142,28 @@ def kill_moments(chance: Random) -> list[tuple[str, float]]:
 
 @pytest.mark.slow
 def test_a_run_killed_at_many_moments_ends_in_the_bytes_of_a_run_left_in_peace(
-    twins: tuple[Path, Path], environment: dict[str, str], cut_off: dict[str, str]
+    twins: tuple[Path, Path], forker: Forker, environment: dict[str, str], cut_off: dict[str, str]
 ) -> None:
     killed, in_peace = twins
     # This run has no network either: a policy is loaded, trained and saved without one.
     train(in_peace, cut_off)
 
     halves = 0
-    with subprocess.Popen(
-        [sys.executable, "-c", FORKER],
-        cwd=killed,
-        env=environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        bufsize=1,
-    ) as forker:
-        for kind, delay in kill_moments(Random(11)):
-            forker.stdin.write("start\n")
-            child = int(forker.stdout.readline())
-            before, left_over = states(killed, "step-*.pt"), states(killed, ".step-*.tmp")
-            if kind == "step":
-                wait_until(lambda before=before: states(killed, "step-*.pt") - before, child)
-            elif kind == "write":
-                wait_until(lambda left_over=left_over: states(killed, ".step-*.tmp") - left_over, child)
-            time.sleep(delay)
-            with suppress(ProcessLookupError):
-                os.kill(child, signal.SIGKILL)
-            assert forker.stdout.readline() == f"{-signal.SIGKILL}\n", (killed / "log.txt").read_text()
-            halves += bool(states(killed, ".step-*.tmp") - left_over)
-        forker.stdin.close()
+    for kind, delay in kill_moments(Random(11)):
+        before, left_over = states(killed, "step-*.pt"), states(killed, ".step-*.tmp")
+        child = forker.start(killed)
+        if kind == "step":
+            wait_until(lambda before=before: states(killed, "step-*.pt") - before, child)
+        elif kind == "write":
+            wait_until(lambda left_over=left_over: states(killed, ".step-*.tmp") - left_over, child)
+        time.sleep(delay)
+        with suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+        assert forker.ended() == -signal.SIGKILL, log(killed)
+        halves += bool(states(killed, ".step-*.tmp") - left_over)
 
     assert halves, "else no state was cut in the middle of being written"
-    resumed = [int(step) for step in re.findall(r"continuing after step (\d+) of", (killed / "log.txt").read_text())]
+    resumed = [int(step) for step in re.findall(r"continuing after step (\d+) of", log(killed))]
     assert resumed == sorted(resumed), "what was saved is never lost"
     assert len(set(resumed)) >= KILLS // 3, "else too little was done between the kills"
     assert resumed[-1] < STEPS
@@ -158,24 +181,27 @@ def test_a_run_killed_at_many_moments_ends_in_the_bytes_of_a_run_left_in_peace(
 
 @pytest.mark.slow
 def test_a_truncated_state_and_a_full_disk_are_said_plainly_and_cost_at_most_one_interval(
-    twins: tuple[Path, Path], environment: dict[str, str], write_params: Callable[..., None]
+    twins: tuple[Path, Path], forker: Forker, write_params: Callable[..., None]
 ) -> None:
     harmed, in_peace = twins
     for folder in twins:
         write_params(folder, {"train.steps": STEPS} | OPTIONS)
-    train(in_peace, environment)
+    forker.run(in_peace)
 
-    process = started(harmed, environment)
-    process.kill()
-    process.communicate()
+    os.kill(forker.started(harmed), signal.SIGKILL)
+    assert forker.ended() == -signal.SIGKILL
     *_, older, newest = sorted((harmed / ".state" / "train").glob("*/step-*.pt"))
+    size = newest.stat().st_size
     newest.write_bytes(newest.read_bytes()[:1000])
 
-    process = started(harmed, environment)
-    # From here on, no file may grow beyond a size that no state fits in: a write fails like one on a full disk.
-    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
-    said = process.communicate(timeout=120)[0]
-    assert process.returncode == 2, said
+    before = len(log(harmed))
+    child = forker.started(harmed)
+    # From here on, no file may grow beyond a size that no state fits in, and the log does: a write of a state fails
+    # like one on a full disk.
+    assert len(log(harmed)) < 25_000 and size > 100_000
+    resource.prlimit(child, resource.RLIMIT_FSIZE, (50_000, resource.RLIM_INFINITY))
+    status, said = forker.ended(), log(harmed)[before:]
+    assert status == 2, said
     assert f"{newest.relative_to(harmed)}: is damaged and passed over" in said
     assert f"continuing after step {step_of(older)} of {STEPS}" in said
     failed = re.search(
@@ -185,7 +211,7 @@ def test_a_truncated_state_and_a_full_disk_are_said_plainly_and_cost_at_most_one
 
     last = max(map(step_of, (harmed / ".state" / "train").glob("*/step-*.pt")))
     assert last == int(failed[1]) - 1, "a state is saved every step, so one step is lost"
-    assert f"continuing after step {last} of {STEPS}" in train(harmed, environment)
+    assert f"continuing after step {last} of {STEPS}" in forker.run(harmed)
     for name in RESULTS:
         assert (harmed / "data/train" / name).read_bytes() == (in_peace / "data/train" / name).read_bytes(), name
 
