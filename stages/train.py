@@ -46,7 +46,8 @@ from tuneloop.training.launch import end_with_the_launcher, launch, launched
 from tuneloop.training.lora import add_adapters, save_adapter, targets_of
 from tuneloop.training.ranks import Ranks, ending_with_the_others, full, join
 from tuneloop.training.state import StateFolder, state_key
-from tuneloop.training.trainer import COMPUTE, Tables, Trainer
+from tuneloop.training.tables import Tables
+from tuneloop.training.trainer import COMPUTE, Trainer
 
 POLICY, BOARDS, OUT, STATE = Path("data/policy/model"), Path("data/boards"), Path("data/train"), Path(".state/train")
 LAST = 20
@@ -125,6 +126,7 @@ def examples_of(params: Params, asker: Asker, records: Sequence[Record], heldout
 
 
 def save_state(states: StateFolder, trainer: Trainer, ranks: Ranks) -> None:
+    """Save where the training is; the first rank alone writes."""
     state = trainer.state()  # of all ranks together
     if ranks.first:
         states.save(trainer.step, state)

@@ -14,7 +14,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ import torch
 
 from tuneloop.artifacts import replacing
 from tuneloop.errors import UserError
+from tuneloop.policies.adapters import has_adapters
+from tuneloop.training.ranks import full, full_like, part_of, spread_like
 
 KEEP = 2
 
@@ -89,3 +91,35 @@ class StateFolder:
         for other in self.root.glob("*") if self.root.is_dir() else ():
             if other != self.folder:
                 shutil.rmtree(other, ignore_errors=True)
+
+
+def trained_state(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]
+) -> dict[str, Any]:
+    """What training has changed, whole, on however many ranks it is spread; all of them must call it. Of a model with
+    adapters they alone are in it. `parameters`: the trained ones, in the optimizer's order."""
+    weights = model.state_dict()
+    if has_adapters(model):
+        trained = {name for name, p in model.named_parameters() if p.requires_grad}
+        weights = {name: value for name, value in weights.items() if name in trained}
+    return {"model": full(weights), "optimizer": _of_each(optimizer.state_dict(), parameters, full_like)}
+
+
+def load_trained_state(
+    state: Mapping[str, Any],
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    parameters: Sequence[torch.Tensor],
+) -> None:
+    """Put back what `trained_state` gave, spread as `model` is now."""
+    now = model.state_dict()
+    model.load_state_dict({**now, **{n: spread_like(value, now[n]) for n, value in state["model"].items()}})
+    optimizer.load_state_dict(_of_each(state["optimizer"], parameters, part_of))
+
+
+def _of_each(
+    state: dict[str, Any], parameters: Sequence[torch.Tensor], change: Callable[[Any, torch.Tensor], Any]
+) -> dict[str, Any]:
+    """An optimizer's state with `change` applied to each of its numbers and the parameter that it is about."""
+    numbers = {i: {name: change(value, parameters[i]) for name, value in n.items()} for i, n in state["state"].items()}
+    return {**state, "state": numbers}

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -36,34 +36,15 @@ from tuneloop.training.episodes import group_of, without_faults
 from tuneloop.training.history import history_row
 from tuneloop.training.objectives import Clip, objective_named
 from tuneloop.training.order import Visits, passes
-from tuneloop.training.ranks import (
-    ALONE,
-    Ranks,
-    full,
-    full_like,
-    hand_over_gradients,
-    part_of,
-    share_asking,
-    spread,
-    spread_like,
-    trained_parts,
-    whole,
-)
+from tuneloop.training.ranks import ALONE, Ranks, hand_over_gradients, share_asking, spread, trained_parts, whole
+from tuneloop.training.schedule import kl_coefficient, learning_rate
 from tuneloop.training.selection import IMITATION, select
-from tuneloop.training.update import UpdateLog, accumulate, apply
+from tuneloop.training.state import load_trained_state, trained_state
+from tuneloop.training.tables import Tables, evaluation_row, timing_row
+from tuneloop.training.update import UpdateLog, accumulate, apply, changed_share
 
 COMPUTE = {"float32": None, "bfloat16": torch.bfloat16}
 """By `train.dtype`, what the forward pass is told; None: the type of the weights, which are float32."""
-
-
-@dataclass
-class Tables:
-    """What training writes: the step history, evaluations, sampled replies, and times apart."""
-
-    history: list[dict[str, Any]] = field(default_factory=list)
-    evaluations: list[dict[str, Any]] = field(default_factory=list)
-    replies: list[dict[str, Any]] = field(default_factory=list)
-    timings: list[dict[str, Any]] = field(default_factory=list)
 
 
 class Trainer:
@@ -114,25 +95,18 @@ class Trainer:
         self.tables = Tables()
 
     def state(self) -> dict[str, Any]:
-        """All that a run needs to go on from here, on however many ranks; `torch.save` it. Of a model with
-        adapters they alone are in it."""
-        model = self.model.state_dict()
-        if has_adapters(self.model):
-            trained = {name for name, p in self.model.named_parameters() if p.requires_grad}
-            model = {name: value for name, value in model.items() if name in trained}
+        """All that a run needs to go on from here, on however many ranks; `torch.save` it."""
         return {
             "step": self.step,
-            "model": full(model),
-            "optimizer": _of_each(self.optimizer.state_dict(), self.parameters, full_like),
+            **trained_state(self.model, self.optimizer, self.parameters),
             "visits": self.visits.seen,
             "tables": vars(self.tables),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
+        """Go on from what `state` gave, on however many ranks."""
         self.step = state["step"]
-        now = self.model.state_dict()
-        self.model.load_state_dict({**now, **{n: spread_like(value, now[n]) for n, value in state["model"].items()}})
-        self.optimizer.load_state_dict(_of_each(state["optimizer"], self.parameters, part_of))
+        load_trained_state(state, self.model, self.optimizer, self.parameters)
         self.visits.seen = state["visits"]
         self.tables = Tables(**state["tables"])
         self._weights_changed()
@@ -175,7 +149,7 @@ class Trainer:
         else:
             used = select(self.params.algorithm, groups, rewards, self.params.sft_least_reward)[:count]
         before = [p.detach().clone() for p in self.parts]
-        lr = self._learning_rate()
+        lr = learning_rate(self.params, self.step)
         logs = self._update(self._with_logprobs(used), lr)
         self._weights_changed()
         self.step += 1
@@ -198,16 +172,7 @@ class Trainer:
                 for i, answer in enumerate(group):
                     self.tables.replies.append(self.asker.row(record, i, answer, step=self.step))
         ended = time.perf_counter()
-        tokens = sum(a.length for group in answers for a in group)
-        self.tables.timings.append(
-            {
-                "step": self.step,
-                "rollout_seconds": round(rolled - started, 4),
-                "train_seconds": round(ended - rolled, 4),
-                "replies_per_second": round(sum(map(len, answers)) / (ended - started), 1) if answers else None,
-                "tokens_per_second": round(tokens / (ended - started), 1) if answers else None,
-            }
-        )
+        self.tables.timings.append(timing_row(self.step, rolled - started, ended - rolled, answers))
         if self.step % self.params.evaluate_every == 0 or self.step == self.params.steps:
             self._evaluate()
 
@@ -250,7 +215,7 @@ class Trainer:
                 replace(group, old_logprobs=old, engine_logprobs=group.old_logprobs)
                 for group, old in zip(groups, numbers(self.decoder))
             ]
-        if self._kl_coefficient() or self.params.algorithm == "dpo":
+        if kl_coefficient(self.params, self.step) or self.params.algorithm == "dpo":
             with nullcontext() if self.base else adapters_off(self.model):
                 found = numbers(self.base or self.decoder)
             groups = [replace(group, base_logprobs=base) for group, base in zip(groups, found)]
@@ -274,7 +239,7 @@ class Trainer:
                     self.rollout.max_new_tokens,
                     self.params.micro_batch_replies,
                     self.params.entropy_bonus,
-                    self._kl_coefficient(),
+                    kl_coefficient(self.params, self.step),
                     self.params.engine_ratio_cap,
                     self.ranks,
                 )
@@ -305,43 +270,7 @@ class Trainer:
                 "hold old weights"
             )
 
-    def _learning_rate(self) -> float:
-        """Linear rise over `lr_warmup` steps, then linear fall to `lr_final` · lr at the last."""
-        rise = min(1.0, (self.step + 1) / max(1, self.params.lr_warmup))
-        fall = 1 - (1 - self.params.lr_final) * self.step / max(1, self.params.steps - 1)
-        return self.params.lr * rise * fall
-
-    def _kl_coefficient(self) -> float:
-        """Falls linearly to 0 at the share `kl_until` of the steps."""
-        fall = 1.0 if self.params.kl_until is None else 1 - self.step / (self.params.kl_until * self.params.steps)
-        return self.params.kl_coefficient * max(0.0, fall)
-
     def _evaluate(self) -> None:
         with whole(self.model):
             rows = greedy_rows(self.asker.single, self.heldout, self.rollout.max_new_tokens)
-        summary = summarise(rows, self.asker.task)
-        self.tables.evaluations.append(
-            {
-                "step": self.step,
-                "reward": summary["reward"],
-                **{name: summary[name] for name in self.asker.task.measures},
-                "length": summary["length"]["all"],
-                **({"faults": sum(summary["faults"].values())} if "faults" in summary else {}),
-            }
-        )
-
-
-def _of_each(
-    state: dict[str, Any], parameters: Sequence[torch.Tensor], change: Callable[[Any, torch.Tensor], Any]
-) -> dict[str, Any]:
-    """An optimizer's state with `change` applied to each of its numbers and the parameter that it is about."""
-    numbers = {i: {name: change(value, parameters[i]) for name, value in n.items()} for i, n in state["state"].items()}
-    return {**state, "state": numbers}
-
-
-def changed_share(before: Sequence[torch.Tensor], after: Sequence[torch.Tensor], ranks: Ranks = ALONE) -> float:
-    """Share of stored weights whose value differs, of those on all ranks."""
-    # Added up where they are: asked for one by one, each number would wait for the device.
-    mine = int(sum((a != b).sum() for a, b in zip(before, after))), sum(b.numel() for b in before)
-    changed, stored = map(sum, zip(*ranks.gather(mine)))
-    return changed / stored
+        self.tables.evaluations.append(evaluation_row(self.step, summarise(rows, self.asker.task), self.asker.task))

@@ -198,3 +198,11 @@ def apply(
         raise FloatingPointError(f"gradient norm {log.grad_norm}")
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
+
+
+def changed_share(before: Sequence[Tensor], after: Sequence[Tensor], ranks: Ranks = ALONE) -> float:
+    """Share of stored weights whose value differs, of those on all ranks."""
+    # Added up where they are: asked for one by one, each number would wait for the device.
+    mine = int(sum((a != b).sum() for a, b in zip(before, after))), sum(b.numel() for b in before)
+    changed, stored = map(sum, zip(*ranks.gather(mine)))
+    return changed / stored
