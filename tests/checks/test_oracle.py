@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import cache
 from random import Random
 
 import pytest
@@ -16,9 +17,14 @@ from tuneloop.toolcalls import Reasoning, ToolCall, dialect_names, load_dialect,
 
 TASK = load_task("tictactoe")
 CHECKS = load_checks("tictactoe")
-BOARDS = TASK.generate(2201, 1)
 THINK, OPENED = Reasoning("<think>", "</think>"), Reasoning("<think>", "</think>", opened_by_prompt=True)
 EMPTY = ".../.../..."
+
+
+@cache
+def boards() -> list[dict]:
+    """All there are. Not made when the file is imported: every process of the suite does that."""
+    return TASK.generate(2201, 1)
 
 
 def call(arguments: str, name: str = "choose_square") -> str:
@@ -32,11 +38,11 @@ def test_move_rewards_reproduce_the_published_means_over_all_boards():
     """−0.377 for any square, +0.483 for any free square, 0.923 at best: measured before this code was
     written (DESIGN, "Reward and outcomes")."""
     anywhere = free = best = 0.0
-    for record in BOARDS:
+    for record in boards():
         rewards = [REWARDS[move(TASK.show(record), square)] for square in range(1, 10)]
         allowed = [reward for reward in rewards if reward > -1]
         anywhere, free, best = anywhere + sum(rewards) / 9, free + sum(allowed) / len(allowed), best + max(rewards)
-    assert [round(total / len(BOARDS), 3) for total in (anywhere, free, best)] == [-0.377, 0.483, 0.923]
+    assert [round(total / len(boards()), 3) for total in (anywhere, free, best)] == [-0.377, 0.483, 0.923]
 
 
 @pytest.mark.parametrize(
@@ -137,7 +143,7 @@ def test_oracle_and_scorer_agree_on_every_square_of_every_board(dialect):
     for square, text in texts.items():
         assert read_reply(text, load_dialect(dialect), TASK.tools, THINK) == written[square]
         # What a square is worth does not depend on the dialect: all boards once.
-        for record in BOARDS if dialect == "hermes" else BOARDS[::20]:
+        for record in boards() if dialect == "hermes" else boards()[::20]:
             scored = TASK.score(record, written[square])
             assert oracle(TASK.show(record), text, THINK, dialect) == (scored.name, scored.reward)
 
@@ -183,7 +189,7 @@ def test_oracle_and_reader_agree_on_thousands_of_broken_replies(dialect):
             pieces[at : at + random.randint(0, 1)] = random.choice(([], [random.choice(NOISE)]))
         text = "".join(pieces)
         reasoning = random.choice((None, THINK, OPENED))
-        record = BOARDS[number % len(BOARDS)]
+        record = boards()[number % len(boards())]
         scored = TASK.score(record, read_reply(text, load_dialect(dialect), TASK.tools, reasoning))
         assert oracle(TASK.show(record), text, reasoning, dialect) == (scored.name, scored.reward), repr(text)
         seen[scored.name] += 1
@@ -192,14 +198,14 @@ def test_oracle_and_reader_agree_on_thousands_of_broken_replies(dialect):
 
 def test_every_generated_board_is_reached_by_play_and_the_count_of_open_boards_is_known():
     """1 + 72 + 756 + 1372 boards of 0, 2, 4 and 6 marks (DESIGN, "Boards")."""
-    facts = [CHECKS.record_facts(record) for record in BOARDS]
+    facts = [CHECKS.record_facts(record) for record in boards()]
     assert Counter(fact["marks"] for fact in facts) == {0: 1, 2: 72, 4: 756, 6: 1372}
     assert {(fact["lead"], fact["three"], fact["open_game"]) for fact in facts} == {(0, "nobody", "reached")}
 
 
 def test_the_checks_split_the_boards_into_the_same_304_classes_as_the_task():
     """304 classes under the 8 symmetries (DESIGN, "Boards")."""
-    pairs = {(CHECKS.split_class(record), TASK.split_key(record)) for record in BOARDS}
+    pairs = {(CHECKS.split_class(record), TASK.split_key(record)) for record in boards()}
     assert len(pairs) == len({mine for mine, _ in pairs}) == len({theirs for _, theirs in pairs}) == 304
 
 
@@ -207,7 +213,7 @@ def test_the_checks_split_the_boards_into_the_same_304_classes_as_the_task():
 def test_facts_of_a_broken_board_never_raise(board):
     assert CHECKS.record_facts({"id": "a", "board": board})["shape"] == "not 3 rows of 3 texts"
     assert CHECKS.split_class({"id": "a", "board": board}) is None
-    assert CHECKS.record_facts({}).keys() == CHECKS.record_facts(BOARDS[0]).keys()
+    assert CHECKS.record_facts({}).keys() == CHECKS.record_facts(boards()[0]).keys()
 
 
 def test_a_task_without_checks_is_refused(monkeypatch):

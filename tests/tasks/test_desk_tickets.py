@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import cache
 from math import sqrt
 from random import Random
 
@@ -21,13 +22,23 @@ from tuneloop.toolcalls import Reasoning, load_dialect, read_reply
 
 TASK = load_task("desk")
 CHECKS = load_checks("desk")
-RECORDS = TASK.generate(2048, 2026)
-TRAIN, HELDOUT = split(TASK, RECORDS, 0.2, 2026)
 GOOD = (
     "Refunds up to $60 within 4 weeks. | "
     "My lamp was damaged! Order 482, $45, from 3 weeks ago, and the receipt is gone."
 )
 SLOTS = ("order", "paid", "weeks", "item", "problem", "receipt")
+
+
+@cache
+def records() -> list[dict]:
+    """Not made when the file is imported: every process of the suite does that."""
+    return TASK.generate(2048, 2026)
+
+
+@cache
+def parts() -> tuple[list[dict], list[dict]]:
+    """Training and held-out tickets."""
+    return split(TASK, records(), 0.2, 2026)
 
 
 def test_the_same_arguments_give_the_same_records_and_another_seed_gives_others():
@@ -36,9 +47,9 @@ def test_the_same_arguments_give_the_same_records_and_another_seed_gives_others(
 
 
 def test_2048_tickets_are_all_different_numbered_and_valid():
-    assert len({TASK.show(record) for record in RECORDS}) == 2048
-    assert [record["id"] for record in RECORDS] == [f"generated-{number:05d}" for number in range(2048)]
-    assert all(TASK.validate(record, "here") is record for record in RECORDS)
+    assert len({TASK.show(record) for record in records()}) == 2048
+    assert [record["id"] for record in records()] == [f"generated-{number:05d}" for number in range(2048)]
+    assert all(TASK.validate(record, "here") is record for record in records())
 
 
 def test_more_tickets_than_there_are_is_refused_with_their_number():
@@ -56,7 +67,7 @@ def test_a_count_that_is_no_positive_whole_number_is_refused(count):
 
 def test_every_rule_decides_about_as_often_as_its_weight_says():
     """Weights 1, 1, 1, 2, 1, 3 of 9; four standard errors of a share of 2,048 draws."""
-    counts = Counter(TASK.stratum(record) for record in RECORDS)
+    counts = Counter(TASK.stratum(record) for record in records())
     for name, weight in {
         "solved": 1,
         "safety": 1,
@@ -75,7 +86,7 @@ def test_every_rule_has_a_weight():
 
 def test_the_wordings_are_64_each_used_equally_often():
     assert len(set(WORDINGS)) == len(WORDINGS) == 64
-    assert set(Counter(TASK.split_key(record) for record in RECORDS).values()) == {32}
+    assert set(Counter(TASK.split_key(record) for record in records()).values()) == {32}
 
 
 def test_every_wording_tells_each_fact_once():
@@ -92,19 +103,19 @@ def test_facts_written_in_any_wording_and_phrase_are_read_back():
 
 
 def test_every_phrase_is_drawn():
-    text = " ".join(record["ticket"] for record in RECORDS)
+    text = " ".join(record["ticket"] for record in records())
     phrases = [*ITEMS, *(p for group in (*PROBLEMS.values(), *RECEIPTS.values()) for p in group)]
     assert [phrase for phrase in phrases if phrase not in text] == []
 
 
 def test_no_wording_is_on_both_sides_of_the_split_by_the_tasks_own_reading_and_by_that_of_the_checks():
     for key in (TASK.split_key, CHECKS.split_class):
-        assert not {key(record) for record in TRAIN} & {key(record) for record in HELDOUT}
-    assert abs(len(HELDOUT) / 2048 - 0.2) < 0.02
+        assert not {key(record) for record in parts()[0]} & {key(record) for record in parts()[1]}
+    assert abs(len(parts()[1]) / 2048 - 0.2) < 0.02
 
 
 def test_task_and_checks_tell_the_same_64_wordings_apart():
-    pairs = {(TASK.split_key(record), CHECKS.split_class(record)) for record in RECORDS}
+    pairs = {(TASK.split_key(record), CHECKS.split_class(record)) for record in records()}
     assert len(pairs) == len({mine for mine, _ in pairs}) == len({theirs for _, theirs in pairs}) == 64
 
 
@@ -118,7 +129,7 @@ def test_the_share_held_out_is_within_the_tolerance_of_the_data_checks(count, fr
 
 def test_a_shown_ticket_is_parsed_back():
     assert TASK.stratum(TASK.parse(GOOD)) == "no receipt"
-    for record in RECORDS[::50]:
+    for record in records()[::50]:
         shown = TASK.show(record)
         assert TASK.parse(shown) == {**record, "id": shown}
         assert "\n" not in shown
@@ -150,7 +161,7 @@ def test_what_is_no_record_is_refused_with_where_it_stands(record):
 
 
 def test_the_policy_is_shown_the_policy_the_ticket_and_every_reason_code():
-    record = RECORDS[0]
+    record = records()[0]
     system, user = TASK.messages(record)
     assert user["content"] == f"{record['policy']}\n{record['ticket']}"
     codes = [
@@ -162,7 +173,9 @@ def test_the_policy_is_shown_the_policy_the_ticket_and_every_reason_code():
     assert "too_late" in system["content"] and "over_limit" in system["content"]
 
 
-DEMONSTRATIONS = TASK.demonstrations(TRAIN, 3000, 5, load_dialect("hermes").render)
+@cache
+def demonstrations() -> list:
+    return TASK.demonstrations(parts()[0], 3000, 5, load_dialect("hermes").render)
 
 
 def facts_told(demonstration) -> Facts:
@@ -179,7 +192,7 @@ def facts_told(demonstration) -> Facts:
 
 
 def test_demonstrations_list_what_ticket_and_policy_say():
-    for demonstration in DEMONSTRATIONS:
+    for demonstration in demonstrations():
         facts, ticket = facts_told(demonstration), demonstration.record["ticket"]
         assert demonstration.record["policy"] == policy_text(facts)
         assert f"${facts.paid}" in ticket and f"{facts.weeks} weeks ago" in ticket
@@ -205,11 +218,11 @@ def test_demonstrated_tools_are_as_often_the_right_one_as_chance_allows():
     """A quarter of the valid calls, within four standard errors; and no tool is preferred under any rule."""
     reading = [
         read_reply(d.content, load_dialect("hermes"), TASK.tools, Reasoning("<think>", "</think>"))
-        for d in DEMONSTRATIONS
+        for d in demonstrations()
     ]
     calls = [
         (rules.due(facts_told(d)).name, r.name)
-        for d, r in zip(DEMONSTRATIONS, reading)
+        for d, r in zip(demonstrations(), reading)
         if r.__class__.__name__ == "ToolCall"
     ]
     assert abs(sum(wanted == made for wanted, made in calls) / len(calls) - 0.25) < 4 * sqrt(0.25 * 0.75 / len(calls))
@@ -220,29 +233,29 @@ def test_demonstrated_tools_are_as_often_the_right_one_as_chance_allows():
 
 
 def test_demonstrations_use_no_wording_of_a_heldout_ticket():
-    known = {wording_of(record["ticket"]) for record in TRAIN}
-    shown = {wording_of(d.record["ticket"]) for d in DEMONSTRATIONS}
+    known = {wording_of(record["ticket"]) for record in parts()[0]}
+    shown = {wording_of(d.record["ticket"]) for d in demonstrations()}
     assert shown == known | {None}
 
 
 def test_loose_tickets_are_no_records_but_tell_the_same_numbers_to_the_oracle():
     from tuneloop.tasks.desk.oracle import told
 
-    loose = [d for d in DEMONSTRATIONS if wording_of(d.record["ticket"]) is None]
-    assert abs(len(loose) / len(DEMONSTRATIONS) - LOOSE_SHARE) < 0.05
+    loose = [d for d in demonstrations() if wording_of(d.record["ticket"]) is None]
+    assert abs(len(loose) / len(demonstrations()) - LOOSE_SHARE) < 0.05
     for demonstration in loose:
         facts, found = facts_told(demonstration), told(TASK.show(demonstration.record))
         assert (found.order, found.paid, found.weeks) == (facts.order, facts.paid, facts.weeks)
 
 
 def test_demonstrations_repeat_and_there_are_no_extra_records_and_no_games():
-    again = TASK.demonstrations(TRAIN, 50, 5, load_dialect("hermes").render)
-    assert again == DEMONSTRATIONS[:50]
+    again = TASK.demonstrations(parts()[0], 50, 5, load_dialect("hermes").render)
+    assert again == demonstrations()[:50]
     assert (TASK.extra_records(), TASK.games) == ([], None)
 
 
 def test_facts_of_a_record_have_one_due_call_that_is_read_as_valid():
-    for record in RECORDS[::7]:
+    for record in records()[::7]:
         call = rules.due(facts_of(record))
         text = load_dialect("hermes").render(call)
         assert read_reply(text, load_dialect("hermes"), TASK.tools, None) == call
@@ -250,4 +263,4 @@ def test_facts_of_a_record_have_one_due_call_that_is_read_as_valid():
 
 def test_phrases_name_places_that_exist():
     assert {len(phrases) for phrases in (*PROBLEMS.values(), *RECEIPTS.values())} == {3}
-    assert ticket_text(facts_of(RECORDS[0]), Phrases(2, 2, len(ITEMS) - 1), 0)
+    assert ticket_text(facts_of(records()[0]), Phrases(2, 2, len(ITEMS) - 1), 0)
