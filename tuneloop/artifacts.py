@@ -29,6 +29,7 @@ def replacing(path: Path | str) -> Iterator[Path]:
 
 
 def write_text(path: Path | str, text: str) -> None:
+    """UTF-8, line ends as they are in `text`; whole or not at all."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8", newline="\n")
 

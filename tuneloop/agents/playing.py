@@ -146,6 +146,7 @@ def _short(name: str) -> str:
 
 
 def refuse_blocking(blocked: Blocked) -> UserError:
+    """What ends the run: an agent that holds up all others, and where it does."""
     whose = "an episode" if blocked.door is None else f"the episode on record {blocked.door.record['id']}"
     return UserError(
         f"rollout.agent: {whose} blocks the thread that all episodes share ({blocked.where}); wait with await (for "

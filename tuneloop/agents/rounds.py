@@ -174,6 +174,7 @@ class Rounds:
 
 
 def ended() -> ApiError:
+    """410, for what an episode asks after its end."""
     return ApiError(410, "this episode has ended", "invalid_request_error", code="episode_ended")
 
 

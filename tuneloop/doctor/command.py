@@ -22,6 +22,7 @@ def run_doctor(*, as_json: bool) -> int:
 
 
 def in_lines(findings: Sequence[Finding]) -> str:
+    """A line a finding, one more for its next step, and a last one that counts."""
     width = max(len(finding.name) for finding in findings)
     lines = []
     for finding in findings:

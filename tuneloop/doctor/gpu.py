@@ -57,6 +57,7 @@ class Torch:
 
 
 def look_for_gpus() -> Gpus:
+    """The GPUs that nvidia-smi tells of; none where there is no nvidia-smi."""
     if not shutil.which(QUERY[0]):
         return Gpus()
     try:
@@ -108,6 +109,7 @@ def look_at_torch() -> Torch:
 
 
 def check_gpu(gpus: Gpus) -> Finding:
+    """Which GPUs there are; FAIL where the driver does not answer."""
     if gpus.complaint:
         return fail(
             "gpu", gpus.complaint, "the driver does not answer: reinstall it or restart the machine (docs/gpu.md)"

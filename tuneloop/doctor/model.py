@@ -42,6 +42,7 @@ class Model:
 
 
 def look_at_model(params: Params) -> Model:
+    """What `policy.source` is, and what it needs that this machine has yet to have; a FAIL for one that is none."""
     from tuneloop.policies.presets import origin_of, preset_of
 
     policy = params.policy

@@ -19,6 +19,7 @@ HOST = "127.0.0.1"
 
 
 def check_prefect(folder: Path, port: int = PORT) -> list[Finding]:
+    """The version, the database's folder and the port of `make ui`; one FAIL where Prefect is not installed."""
     version = installed("prefect")
     if version is None:
         return [fail("prefect", "is not installed", "make venv")]

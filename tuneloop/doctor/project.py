@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 
 def is_project(folder: Path) -> bool:
+    """Whether there is anything here for a stage to read."""
     return (folder / "dvc.yaml").is_file() or (folder / "params.yaml").is_file()
 
 
@@ -34,6 +35,7 @@ def check_params(folder: Path) -> tuple[list[Finding], Params | None]:
 
 
 def check_git(folder: Path) -> Finding:
+    """Whether DVC can run in `folder`: it wants a git repository, and for experiments a commit and a name."""
     if not shutil.which("git"):
         return fail("git", "is not installed", "install it (Debian, Ubuntu: apt-get install git); DVC needs it")
     inside = _git(folder, "rev-parse", "--is-inside-work-tree")

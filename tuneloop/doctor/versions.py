@@ -19,6 +19,7 @@ _BOUND = re.compile(r"(>=|<=|==|!=|~=|<|>)\s*([^,\s]+)")
 
 
 def check_python(running: tuple[int, ...] = sys.version_info[:3]) -> Finding:
+    """Whether the running Python is new enough."""
     found = f"{'.'.join(map(str, running))} ({sys.executable})"
     if running[:2] < PYTHON:
         return fail("python", found, f"make venv PYTHON=/path/to/python{PYTHON[0]}.{PYTHON[1]} (or newer)")

@@ -68,6 +68,8 @@ class Placement:
 
 @dataclass(frozen=True)
 class Verdict:
+    """The answer by the rule of this module, and the sentence that says it with its numbers."""
+
     kind: Literal["improved", "no change shown", "worse"]
     sentence: str
 

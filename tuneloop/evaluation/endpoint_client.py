@@ -51,6 +51,8 @@ class Asked:
 
 @dataclass
 class Counts:
+    """How the answers of a run were come by."""
+
     asked: int = 0
     """Requests answered in this run."""
     kept: int = 0

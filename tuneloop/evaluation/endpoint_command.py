@@ -12,6 +12,7 @@ from tuneloop.errors import UserError
 
 
 def evaluate_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `tuneloop evaluate`."""
     add = parser.add_argument
     add("--endpoint", required=True, metavar="URL", help="base URL, such as http://127.0.0.1:8000/v1")
     add("--model", required=True, metavar="NAME", help="the model's name at the endpoint")

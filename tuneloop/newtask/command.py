@@ -23,10 +23,12 @@ LONGEST = 40
 
 
 def new_task_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `tuneloop new-task`."""
     parser.add_argument("name", metavar="NAME", help="of the task and its folder: small letters, digits and _")
 
 
 def run_new_task(options: argparse.Namespace) -> int:
+    """Write the task and say what to do next."""
     records = write_task(options.name, Path.cwd())
     folder = f"tuneloop/tasks/{options.name}"
     print(f"{folder}/__init__.py        the tool, the messages, the reward: all that a task is")
@@ -79,6 +81,7 @@ def require_project(project: Path) -> None:
 
 
 def require_name(name: str, project: Path) -> None:
+    """UserError for a name that cannot be a task's or is taken."""
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name) or len(name) > LONGEST:
         raise UserError(
             f"{name!r} cannot be a task's name: write small letters, digits and _, a letter first, at most {LONGEST}, "

@@ -45,6 +45,7 @@ def adapted_layers(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
 
 
 def has_adapters(model: torch.nn.Module) -> bool:
+    """Whether any layer of `model` has an adapter."""
     return bool(adapted_layers(model))
 
 

@@ -24,6 +24,7 @@ class PolicyCard:
 
 
 def save_policy_card(card: PolicyCard, folder: Path) -> None:
+    """Write the card beside the policy's files in `folder`."""
     write_json(folder / NAME, asdict(card))
 
 

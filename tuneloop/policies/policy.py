@@ -25,6 +25,8 @@ disable_progress_bar()
 
 @dataclass
 class Policy:
+    """A model with what asking it takes: its tokenizer, and the card that says how it writes."""
+
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     card: PolicyCard

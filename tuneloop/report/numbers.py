@@ -44,6 +44,7 @@ def percent(share: float) -> str:
 
 
 def tokens(length: float | None) -> str:
+    """A mean length; `none` where there is no reply to average."""
     return "none" if length is None else f"{length:.1f}"
 
 

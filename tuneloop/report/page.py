@@ -117,6 +117,7 @@ def ladder(comparison: Comparison, landmarks: Mapping[str, float]) -> list[dict[
 
 
 def data_uri(svg: str) -> str:
+    """A picture as an address that needs no file."""
     return "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()
 
 

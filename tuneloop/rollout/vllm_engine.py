@@ -243,6 +243,7 @@ def as_reply(output: Any) -> Reply:
 
 
 def is_cut(sampling: Sampling) -> bool:
+    """Whether top-p or top-k leave tokens out of the distribution."""
     return not sampling.greedy and (sampling.top_p < 1 or sampling.top_k > 0)
 
 

@@ -76,6 +76,7 @@ def differing(model: torch.nn.Module, weights: Mapping[str, Tensor]) -> list[str
 
 
 def model_of(llm: Any) -> torch.nn.Module:
+    """The model inside an `LLM`, which must run in this process."""
     (model,) = llm.apply_model(lambda model: model)
     return model
 

@@ -46,6 +46,8 @@ class Asked:
 
 @dataclass(frozen=True)
 class Completion:
+    """What the engine made of a request."""
+
     prompt: list[int]
     choices: list[Choice]
 

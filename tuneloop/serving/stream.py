@@ -107,6 +107,7 @@ def whole_stream(policy: Policy, request: ChatRequest, found: Completion, head: 
 
 
 def extension(request: ChatRequest, prompt: Sequence[int]) -> dict[str, Any]:
+    """What tuneloop adds for a client that asks for it: the ids of the prompt."""
     return {"tuneloop": {"prompt_token_ids": prompt}} if request.extension else {}
 
 

@@ -70,4 +70,5 @@ def draw_facts(random: Random) -> Facts:
 
 
 def draw_phrases(random: Random) -> Phrases:
+    """Words at random, all with equal chances."""
     return Phrases(problem=random.randrange(3), receipt=random.randrange(3), item=random.randrange(len(ITEMS)))

@@ -37,6 +37,7 @@ class Phrases:
 
 
 def policy_text(facts: Facts) -> str:
+    """The refund policy as the record shows it."""
     return POLICY.format(limit=facts.limit, window=facts.window)
 
 

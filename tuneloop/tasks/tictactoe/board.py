@@ -14,10 +14,12 @@ LINES = ((1, 2, 3), (4, 5, 6), (7, 8, 9), (1, 4, 7), (2, 5, 8), (3, 6, 9), (1, 5
 
 
 def to_move(board: str) -> str:
+    """The mark whose turn it is; X begins."""
     return "X" if board.count("X") == board.count("O") else "O"
 
 
 def other(mark: str) -> str:
+    """The opponent's mark."""
     return "O" if mark == "X" else "X"
 
 
@@ -34,6 +36,7 @@ def place(board: str, square: int, mark: str) -> str:
 
 
 def has_line(board: str, mark: str) -> bool:
+    """Whether `mark` has three in a line."""
     return any(all(board[s - 1] == mark for s in line) for line in LINES)
 
 

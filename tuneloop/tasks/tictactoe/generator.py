@@ -62,8 +62,10 @@ def last_moves() -> list[Record]:
 
 
 def to_rows(board: str) -> list[list[str]]:
+    """The board as records hold it: three rows of three."""
     return [list(board[i : i + 3]) for i in (0, 3, 6)]
 
 
 def from_rows(rows: list[list[str]]) -> str:
+    """The board of nine characters; the way back from `to_rows`."""
     return "".join("".join(row) for row in rows)

@@ -114,6 +114,7 @@ def _can_finish(cells: str) -> bool:
 
 
 def has_line(numbers: frozenset[int]) -> bool:
+    """Whether three of the magic square's `numbers` are a line."""
     return any(sum(three) == 15 for three in combinations(numbers, 3))
 
 

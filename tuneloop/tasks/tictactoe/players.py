@@ -43,4 +43,5 @@ def reference_players(boards: Sequence[str], measures: Mapping[str, frozenset[st
 
 
 def opponent_move(name: str) -> Callable[[str, Random], int]:
+    """The player `name` of `OPPONENTS` as `Games.opponents` wants it: (board, random) → square."""
     return lambda board, random: random.choice(OPPONENTS[name](board))
