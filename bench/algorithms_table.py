@@ -109,7 +109,7 @@ def _task(run: Run) -> str:
 
 def _algorithm(run: Run) -> str:
     said = [run.train["algorithm"]]
-    if run.train["algorithm"] == "dpo" and run.train["dpo_beta"] != 0.1:
+    if run.train["algorithm"] == "dpo":
         said.append(f"β {run.train['dpo_beta']:g}")
     if run.train.get("sft_least_reward") is not None:
         said.append(f"replies of {run.train['sft_least_reward']:g} and more")

@@ -42,12 +42,13 @@ def test_seeds_of_one_setting_are_one_line_with_their_mean_and_spread(
     monkeypatch.syspath_prepend(str(root))
     from bench.algorithms_table import runs, table
 
-    finished("c", {"train.algorithm": "dpo", "seed": 2}, 0.6)
-    finished("a", {"train.algorithm": "dpo", "seed": 1}, 0.5)
+    finished("c", {"train.algorithm": "dpo", "train.dpo_beta": 0.25, "seed": 2}, 0.6)
+    finished("a", {"train.algorithm": "dpo", "train.dpo_beta": 0.25, "seed": 1}, 0.5)
     finished("b", {"train.algorithm": "gspo", "seed": 1}, 0.9)
     _, _, first, second = table(list(runs([tmp_path])))
     assert first.startswith("| tictactoe | gspo | 0.001 | 1 | −0.400 | **+0.900** | +1.300 [+1.200, +1.400] |")
-    assert f"| tictactoe | dpo | 0.001 | 1, 2 | −0.400 ± 0.000 | **+0.550 ± {stdev([0.5, 0.6]):.3f}** |" in second
+    after = f"**+0.550 ± {stdev([0.5, 0.6]):.3f}**"
+    assert second.startswith(f"| tictactoe | dpo, β 0.25 | 0.001 | 1, 2 | −0.400 ± 0.000 | {after} |")
     assert "+0.900 [+0.800, +1.000]; +1.000 [+0.900, +1.100]" in second
     # The tiny parameters: 4 steps of 4 boards with 4 replies.
     assert second.endswith("| legal 100.0 %, optimal 75.0 % | 64 | 15.0 |")
