@@ -60,6 +60,7 @@ def before_after(comparison: Comparison, lines: Mapping[str, float]) -> Plot:
                     ha="center",
                     va="bottom" if up else "top",
                     fontsize=9,
+                    bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},  # no line through a number
                 )
         ax.set_xticks(range(len(changes)), list(changes))
         ax.tick_params(axis="x", length=0)
