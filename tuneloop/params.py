@@ -7,10 +7,10 @@ So every value here is a real one.
 
 from __future__ import annotations
 
+import copy
 import difflib
-from functools import reduce
+from collections.abc import Mapping
 from io import StringIO
-from operator import getitem
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -274,19 +274,20 @@ def with_preset_values(tree: Any) -> Any:
     if preset is None:
         origin_of(source)
         return tree
-    out = dict(tree)
-    for key, value in values(preset, _text(tree, "task", "name"), _text(tree, "train", "algorithm")).items():
-        *sections, name = key.split(".")
-        node = out
-        for section in sections:
-            if not isinstance(node.get(section), dict):
-                break
-            node[section] = dict(node[section])
-            node = node[section]
-        else:
-            if name in node and node[name] is None:
-                node[name] = value
+    out = copy.deepcopy(tree)
+    _fill(out, values(preset, _text(tree, "task", "name"), _text(tree, "train", "algorithm")))
     return out
+
+
+def _fill(tree: dict[str, Any], found: Mapping[str, Any]) -> None:
+    """Put a value, by dotted key, wherever the nested mappings say null. What is missing or no mapping stays so."""
+    for key, value in found.items():
+        *sections, name = key.split(".")
+        node: Any = tree
+        for section in sections:
+            node = node.get(section) if isinstance(node, dict) else None
+        if isinstance(node, dict) and name in node and node[name] is None:
+            node[name] = value
 
 
 def _text(tree: Any, section: str, name: str) -> str | None:
@@ -303,12 +304,8 @@ def resolved_text(path: Path | str = "params.yaml") -> str:
     yaml.width = 120
     tree = yaml.load(Path(path).read_text(encoding="utf-8"))
     preset = preset_of(tree["policy"]["source"], tree["policy"]["like"])
-    found = {} if preset is None else values(preset, tree["task"]["name"], tree["train"]["algorithm"])
-    for key, value in found.items():
-        *sections, name = key.split(".")
-        section = reduce(getitem, sections, tree)
-        if section[name] is None:
-            section[name] = value
+    if preset is not None:
+        _fill(tree, values(preset, tree["task"]["name"], tree["train"]["algorithm"]))
     yaml.dump(tree, out)
     return out.getvalue()
 
