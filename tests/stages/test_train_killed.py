@@ -41,7 +41,7 @@ for folder in sys.stdin:
 names, with the libraries already imported: that takes seconds, and dozens of processes are to be killed."""
 
 STEPS = 24
-KILLS = 15
+KILLS = 24
 OPTIONS = {
     "train.kl_coefficient": 0.1,
     "train.old_logprobs": "trainer",
